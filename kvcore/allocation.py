@@ -1,0 +1,217 @@
+"""The paths that hand out slots: extend, decode, speculative decode; and `commit`, which settles what was verified.
+
+    out_cache_loc, batch = alloc_for_extend(manager, reqs, [len(r.token_ids) for r in reqs])
+    out_cache_loc = alloc_for_decode(manager, batch)
+
+Every path has one shape: validate the whole batch, count its exact demand on the host, compare with what is free,
+and refuse there or never. Behind the commit point nothing can fail: bind rows, take pages, write the rows, move
+the record. So allocation and bookkeeping cannot part, and a refused call leaves no trace (KV-7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from . import arguments, sizing
+from .errors import BadArgument, KVCacheOutOfMemory, RowOverflow, StaleRow
+from .kernels.alloc_decode import starts_a_page
+from .kernels.alloc_extend import new_pages
+from .kernels.dispatch import kernels_for
+from .manager import Batch, KVCacheManager, rows_of
+from .records import Req
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass
+class Plan:
+    """What a validated call will do to each row: lengthen [start, end), then record `committed` and `end`. Tokens."""
+
+    rows: Int64
+    start: Int64
+    end: Int64
+    committed: Int64
+    pages: int
+    new_rows: int = 0
+
+
+def alloc_for_extend(
+    manager: KVCacheManager, reqs: Sequence[Req], seq_lens: Sequence[int]
+) -> tuple[torch.Tensor, Batch]:
+    """Lengthen requests to `seq_lens` tokens each: a first prefill, a later chunk, a resume; committed = allocated = seq.
+
+    A request without a row gets one (seq_len >= 1); one with a row continues at its allocated length, mid-page too,
+    and seq_len may equal it. Returns the new slots (int64[sum], request-major, the caller's) and the Batch.
+    Raises BadArgument, StaleRow, RowOverflow (seq_len > context_len), KVCacheOutOfMemory.
+    """
+    members = arguments.requests("reqs", reqs, Req)
+    plan = _plan_extend(manager, members, arguments.lengths("seq_lens", seq_lens, len(members)))
+    _require_room(manager, plan)
+    # Commit point.
+    unbound = [req for req in members if not req._row]
+    if unbound:
+        plan.rows[plan.rows == 0] = manager.req_to_token_pool.bind(unbound)
+    out_cache_loc = _take_slots(manager, plan)
+    _record(manager, plan)
+    return out_cache_loc, Batch(manager, members)
+
+
+def alloc_for_decode(manager: KVCacheManager, batch: Batch) -> torch.Tensor:
+    """One more token for each request: its slot, int64[bs]; committed and allocated move by one.
+
+    Needs committed == allocated. Raises BadArgument, StaleRow, RowOverflow, KVCacheOutOfMemory.
+    """
+    plan = _plan_decode(manager, batch)
+    _require_room(manager, plan)
+    # Commit point.
+    head = manager.allocator.take(plan.pages)
+    table, ids = manager.req_to_token_pool.req_to_token, manager.allocator.free_list.ids
+    out_cache_loc = manager.kernels.decode_rows(table, plan.rows, plan.start, ids, head, manager.page_size)
+    _record(manager, plan)
+    return out_cache_loc
+
+
+def alloc_for_spec_decode(manager: KVCacheManager, batch: Batch, reserve: int) -> None:
+    """Room for `reserve` draft tokens past committed, in whole pages; allocated = max(allocated, ceil_page(committed +
+    reserve)), committed stays.
+
+    reserve: 1..R tokens (sizing.reserve_per_step). Any allocated length is legal. The slots are found in the rows.
+    Raises BadArgument, StaleRow, KVCacheOutOfMemory.
+    """
+    plan = _plan_spec_decode(manager, batch, reserve)
+    _require_room(manager, plan)
+    # Commit point. Also without a new page: after release_overallocated the reserve may continue a partial one.
+    _take_slots(manager, plan)
+    _record(manager, plan)
+
+
+def commit(manager: KVCacheManager, batch: Batch, accepted: Sequence[int]) -> None:
+    """Settle verified tokens: committed += accepted (the bonus token included). Tokens, one entry a request, 0 or more.
+
+    Raises BadArgument (more than is allocated), StaleRow, RowOverflow (past context_len).
+    """
+    _check_batch(manager, batch)
+    accepted_lens = arguments.lengths("accepted", accepted, len(batch))
+    records = manager.req_to_token_pool.records
+    allocated = records.allocated[batch.rows]
+    committed = records.committed[batch.rows] + accepted_lens
+    if (committed > allocated).any():
+        raise BadArgument("KV-15", "accepted", f"{accepted_lens.tolist()} reach past the allocated {allocated.tolist()}")
+    if (committed > manager.config.context_len).any():
+        raise RowOverflow("KV-4", "accepted", f"{accepted_lens.tolist()} reach past context_len {manager.config.context_len}")
+    records._move(batch.rows, committed, allocated)
+
+
+def assign_req_to_token_pool_func(
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    start_offset: torch.Tensor,
+    end_offset: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+    batch_size: int,
+) -> None:
+    """The row write alone: req_to_token[row, start:end] = each request's part of out_cache_loc, request-major.
+
+    req_pool_indices, start_offset, end_offset: integer[batch_size]; out_cache_loc: int64[sum(end - start)].
+    Everything is on the device of req_to_token. Reads the lengths back when that is not the CPU: paths use fused kernels.
+    """
+    batch_size = arguments.integer("batch_size", batch_size, 0)
+    rows, start, end = (
+        arguments.slots(name, tensor, batch_size).cpu().numpy()
+        for name, tensor in (
+            ("req_pool_indices", req_pool_indices), ("start_offset", start_offset), ("end_offset", end_offset),
+        )
+    )  # fmt: skip
+    height, width = req_to_token.shape
+    if ((rows < 0) | (rows >= height)).any():
+        raise StaleRow("KV-15", "req_pool_indices", f"{rows.tolist()} lie outside rows 0..{height - 1}")
+    if ((start < 0) | (end < start)).any():
+        raise BadArgument("KV-15", "end_offset", f"{end.tolist()} lie below start_offset {start.tolist()}")
+    if (end > width).any():
+        raise RowOverflow("KV-4", "end_offset", f"{end.tolist()} reach past the row's {width} entries")
+    slots = arguments.slots("out_cache_loc", out_cache_loc, None)
+    if len(slots) != int((end - start).sum()):
+        raise BadArgument("KV-15", "out_cache_loc", f"has {len(slots)} slots for {int((end - start).sum())} positions")
+    kernels_for(req_to_token.device.type).assign_rows(req_to_token, rows, start, end, slots)
+
+
+def _plan_extend(manager: KVCacheManager, members: list[Req], seq_lens: Int64) -> Plan:
+    records = manager.req_to_token_pool.records
+    rows = rows_of(manager, members)
+    start = records.allocated[rows]
+    unbound = rows == 0
+    if (records.committed[rows] != start).any():
+        raise BadArgument("KV-15", "reqs", "holds a request with an over-allocated tail: release_overallocated first")
+    if (seq_lens < start + unbound).any():
+        raise BadArgument("KV-15", "seq_lens", f"{seq_lens.tolist()} lie below what is allocated ({start.tolist()}) or are 0")
+    for req, seq_len in zip(members, seq_lens.tolist(), strict=True):
+        if seq_len > len(req.token_ids):
+            raise BadArgument("KV-15", "seq_lens", f"is {seq_len} for {req.rid!r}, which has {len(req.token_ids)} tokens")
+    _check_context(manager, "seq_lens", seq_lens)
+    pages = int(new_pages(start, seq_lens, manager.page_size).sum())
+    return Plan(rows, start, seq_lens, seq_lens, pages, int(np.count_nonzero(unbound)))
+
+
+def _plan_decode(manager: KVCacheManager, batch: Batch) -> Plan:
+    _check_batch(manager, batch)
+    records = manager.req_to_token_pool.records
+    start = records.allocated[batch.rows]
+    if (records.committed[batch.rows] != start).any():
+        raise BadArgument("KV-15", "batch", "holds a request with an over-allocated tail: release_overallocated first")
+    end = start + 1
+    _check_context(manager, "batch", end)
+    pages = int(np.count_nonzero(starts_a_page(end, manager.page_size)))
+    return Plan(batch.rows, start, end, end, pages)
+
+
+def _plan_spec_decode(manager: KVCacheManager, batch: Batch, reserve: int) -> Plan:
+    _check_batch(manager, batch)
+    speculation, page_size = manager.config.speculation, manager.page_size
+    if speculation is None:
+        raise BadArgument("KV-15", "reserve", "the configuration has no speculation")
+    reserve = arguments.integer("reserve", reserve, 1, sizing.reserve_per_step(speculation, page_size))
+    records = manager.req_to_token_pool.records
+    start, committed = records.allocated[batch.rows], records.committed[batch.rows]
+    end = np.maximum(start, (committed + (reserve + page_size - 1)) & -page_size)
+    if (end > manager.req_to_token_pool.row_width).any():
+        raise RowOverflow("KV-4", "reserve", f"{reserve} reaches past the row's {manager.req_to_token_pool.row_width} entries")
+    return Plan(batch.rows, start, end, committed, int(new_pages(start, end, page_size).sum()))
+
+
+def _check_batch(manager: KVCacheManager, batch: Batch) -> None:
+    if not isinstance(batch, Batch):
+        raise BadArgument("KV-15", "batch", f"is a {type(batch).__name__}; it has to be a Batch")
+    if batch.manager is not manager:
+        raise StaleRow("KV-15", "batch", "belongs to another manager")
+    if (manager.req_to_token_pool.records.generation[batch.rows] != batch.generations).any():
+        raise StaleRow("KV-15", "batch", "holds a row that was released or bound anew since the batch was made")
+
+
+def _check_context(manager: KVCacheManager, name: str, lens: Int64) -> None:
+    if (lens > manager.config.context_len).any():
+        raise RowOverflow("KV-4", name, f"reaches {int(lens.max())} tokens; context_len is {manager.config.context_len}")
+
+
+def _require_room(manager: KVCacheManager, plan: Plan) -> None:
+    """Refuse here or never (KV-6). Rows are the first pool."""
+    free_rows = len(manager.req_to_token_pool.free_rows)
+    if plan.new_rows > free_rows:
+        raise KVCacheOutOfMemory("rows", plan.new_rows, free_rows)
+    manager.allocator.require(plan.pages)
+
+
+def _take_slots(manager: KVCacheManager, plan: Plan) -> torch.Tensor:
+    """Pages for [start, end) of each row, written into the rows. Returns the new slots, request-major."""
+    head = manager.allocator.take(plan.pages)
+    table, ids = manager.req_to_token_pool.req_to_token, manager.allocator.free_list.ids
+    return manager.kernels.extend_rows(table, plan.rows, plan.start, plan.end, ids, head, manager.page_size)
+
+
+def _record(manager: KVCacheManager, plan: Plan) -> None:
+    manager.req_to_token_pool.records._move(plan.rows, plan.committed, plan.end)

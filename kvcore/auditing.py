@@ -1,0 +1,115 @@
+"""Recount a state from its raw tensors and name the broken clause.
+
+    for violation in audit(snapshot(manager)):
+        print(violation.clause, violation.message)
+
+One function for every allocator under test. It recounts ownership as a map from page to state and not as a sum:
+the worst public bugs keep the sum while one page is owned twice and another is lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .snapshots import Snapshot
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A broken clause: what is wrong, and the pages and rows to look at. `only_lost`: pages are nowhere, none is twice."""
+
+    clause: str
+    message: str
+    pages: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    only_lost: bool = False
+
+
+def audit(state: Snapshot) -> list[Violation]:
+    """All violations of KV-1 to KV-4 that the state itself shows, records first; empty for a sound state."""
+    found = _records(state)
+    if found:
+        return found  # Rows cannot be read by a record that is wrong.
+    rows = np.fromiter(state.bound, dtype=np.int64, count=len(state.bound))
+    lens = state.records[2, rows]
+    # One entry a token of every bound row: its row, its position, its slot.
+    owner = np.repeat(rows, lens)
+    ends = np.cumsum(lens)
+    position = np.arange(len(owner)) - np.repeat(ends - lens, lens)
+    slots = state.slots[owner, position].astype(np.int64)
+    return _layout(state, owner, position, slots) + _owners(state, owner, position, slots)
+
+
+def _records(state: Snapshot) -> list[Violation]:
+    found = []
+    height, width = state.slots.shape
+    rows = sorted([*state.bound, *state.free_rows])
+    if 0 in state.bound or 0 in state.free_rows:
+        found.append(Violation("KV-2", "row 0, the padding row, is bound or free to be bound", rows=(0,)))
+    elif rows != list(range(1, height)):
+        odd = tuple(row for row in range(1, height) if rows.count(row) != 1)
+        found.append(Violation("KV-1", f"rows {odd} are bound and free, listed twice, or lost", rows=odd))
+    protected, committed, allocated = state.records[:3]
+    ordered = (protected >= 0) & (protected <= committed) & (committed <= allocated) & (allocated <= width)
+    sound = ordered & (protected % state.page_size == 0) & (committed <= state.context_len)
+    empty = (state.records[:-1] == 0).all(axis=0)
+    for row in np.flatnonzero(~sound).tolist():
+        found.append(Violation("KV-4", f"row {row} has the record {state.record(row)}, row width {width}", rows=(row,)))
+    for row in np.flatnonzero(~empty).tolist():
+        if row not in state.bound:
+            found.append(Violation("KV-4", f"row {row} is not bound, its record is {state.record(row)}", rows=(row,)))
+    return found
+
+
+def _layout(state: Snapshot, owner: Int64, position: Int64, slots: Int64) -> list[Violation]:
+    """One page for each page_size positions, at equal offsets; never the padding page."""
+    offset = position & (state.page_size - 1)
+    first = slots[np.arange(len(slots)) - offset]
+    wrong = (slots - first != offset) | (first & (state.page_size - 1) != 0)
+    found = []
+    if wrong.any():
+        at = int(wrong.argmax())
+        row = int(owner[at])
+        found.append(
+            Violation(
+                "KV-3",
+                f"row {row}, position {position[at]}: slot {slots[at]}, on a page that begins at slot {first[at]}",
+                rows=(row,),
+            )
+        )
+    return found
+
+
+def _owners(state: Snapshot, owner: Int64, position: Int64, slots: Int64) -> list[Violation]:
+    """Each page 1..N of each pool in exactly one place."""
+    (pool,) = state.pools.values()
+    private = (position >= state.records[0, owner]) & (position & (state.page_size - 1) == 0)
+    held = slots[private] // state.page_size
+    listed = np.concatenate((pool.free, pool.staged, pool.queued, held))
+    if len(listed) and (listed.min() < 1 or listed.max() > pool.num_pages):
+        bad = tuple(sorted({int(page) for page in listed if not 1 <= page <= pool.num_pages}))
+        where = "is free or in a row" if 0 in bad else f"lies outside 1..{pool.num_pages}"
+        return [Violation("KV-2" if 0 in bad else "KV-1", f"page {bad[0]} {where}", pages=bad)]
+    counts = np.bincount(listed, minlength=pool.num_pages + 1)[1:]
+    if (counts == 1).all():
+        return []
+    twice = tuple((np.flatnonzero(counts > 1) + 1).tolist())
+    lost = tuple((np.flatnonzero(counts == 0) + 1).tolist())
+    holders = {page: _places(state, page, held, owner[private]) for page in twice[:4]}
+    message = "; ".join(
+        [f"page {page} is in {len(places)} places: {', '.join(places)}" for page, places in holders.items()]
+        + ([f"pages {list(lost[:8])} are lost: neither free nor in a row"] if lost else [])
+    )
+    rows = tuple(sorted({int(row) for row, page in zip(owner[private], held, strict=True) if page in twice}))
+    return [Violation("KV-1", message, pages=twice + lost, rows=rows, only_lost=not twice)]
+
+
+def _places(state: Snapshot, page: int, held: Int64, rows: Int64) -> list[str]:
+    (pool,) = state.pools.values()
+    places = ["the free list"] * int(np.count_nonzero(pool.free == page))
+    return places + [f"row {int(row)} ({state.bound[int(row)]})" for row in rows[held == page]]

@@ -1,0 +1,77 @@
+"""What a manager is made of, checked once.
+
+    KVCacheConfig(page_size=16, num_pages=1024, max_requests=64, context_len=4096,
+                  speculation=Speculation("eagle", steps=3, topk=1, draft_tokens=4))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import BadArgument
+from .sizing import Speculation
+
+PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class KVCacheConfig:
+    """Sizes and options of a KV cache; frozen, validated on construction (BadArgument names the field).
+
+    page_size: tokens a page, a power of two from 1 to 128.
+    num_pages: pages of the pool, without the padding page 0.
+    max_requests: request rows, without the padding row 0.
+    context_len: the longest committed length of a request, in tokens.
+    device: "cpu".
+    speculation: the draft sizes, or None when there is no speculative decoding.
+    checked: also check what only the values of slot tensors tell (double frees, foreign slots).
+        None means: on for the CPU, off elsewhere.
+    prefix_cache, eviction, need_sort, window, hisparse: their place is kept; any value but the default is refused.
+    """
+
+    page_size: int
+    num_pages: int
+    max_requests: int
+    context_len: int
+    device: str = "cpu"
+    prefix_cache: str = "none"
+    eviction: str = "lru"
+    need_sort: bool = False
+    speculation: Speculation | None = None
+    window: Any = None
+    hisparse: Any = None
+    checked: bool | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.page_size) is not int or self.page_size not in PAGE_SIZES:
+            self._refuse("page_size", f"a power of two from 1 to {PAGE_SIZES[-1]}")
+        for name in ("num_pages", "max_requests", "context_len"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                self._refuse(name, "an integer of at least 1")
+        if (self.num_pages + 1) * self.page_size > 2**31:
+            self._refuse("num_pages", "small enough for slot numbers below 2**31 (req_to_token is int32)")
+        if self.device != "cpu":
+            self._refuse("device", "'cpu'")
+        if self.speculation is not None and not isinstance(self.speculation, Speculation):
+            self._refuse("speculation", "a Speculation or None")
+        if self.checked not in (None, True, False):
+            self._refuse("checked", "True, False or None")
+        for name, default in (
+            ("prefix_cache", "none"),
+            ("eviction", "lru"),
+            ("need_sort", False),
+            ("window", None),
+            ("hisparse", None),
+        ):
+            if getattr(self, name) != default:
+                self._refuse(name, f"{default!r}: this version of kvcore brings nothing else")
+
+    def _refuse(self, name: str, expected: str) -> None:
+        raise BadArgument("KV-15", name, f"is {getattr(self, name)!r}; it has to be {expected}")
+
+    @property
+    def is_checked(self) -> bool:
+        """Checked mode as it is in effect."""
+        return self.device == "cpu" if self.checked is None else self.checked

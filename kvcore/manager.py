@@ -1,0 +1,80 @@
+"""One KV cache: its rows, its records and its pool. The paths in `allocation` and `release` work on it.
+
+    manager = KVCacheManager(KVCacheConfig(page_size=16, num_pages=1024, max_requests=64, context_len=4096))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from . import arguments, sizing
+from .allocators.paged import PagedAllocator
+from .config import KVCacheConfig
+from .errors import BadArgument, StaleRow
+from .kernels.dispatch import kernels_for
+from .records import Req
+from .req_to_token import ReqToTokenPool
+
+
+class KVCacheManager:
+    """Owns `req_to_token_pool` (rows, records) and `allocator` (pages). One thread and one stream use it."""
+
+    def __init__(self, config: KVCacheConfig) -> None:
+        if not isinstance(config, KVCacheConfig):
+            raise BadArgument("KV-15", "config", f"is a {type(config).__name__}; it has to be a KVCacheConfig")
+        self.config = config
+        self.page_size = config.page_size
+        self.kernels = kernels_for(config.device)
+        width = sizing.row_width(config.context_len, config.page_size, config.speculation)
+        self.req_to_token_pool = ReqToTokenPool(config.max_requests, width, config.device)
+        self.allocator = PagedAllocator(config.num_pages, config.page_size, config.device, config.is_checked)
+        self.tree_cache = None  # the prefix cache's place
+
+
+class Batch:
+    """The rows of some requests: made when the composition changes, reused for every step.
+
+    `rows` is int64[bs] on the host, read-only. It remembers the generation of each row: once a member is released or bound anew, every path refuses the batch (StaleRow).
+    """
+
+    __slots__ = ("_device_rows", "generations", "manager", "reqs", "rows")
+
+    def __init__(self, manager: KVCacheManager, reqs: Sequence[Req]) -> None:
+        self.manager = manager
+        self.reqs = tuple(arguments.requests("reqs", reqs, Req))
+        self.rows = bound_rows(manager, self.reqs)
+        self.rows.flags.writeable = False
+        self.generations = manager.req_to_token_pool.records.generation[self.rows]
+        self._device_rows: torch.Tensor | None = None
+
+    @property
+    def device_rows(self) -> torch.Tensor:
+        """int32[bs] on the device, copied there on first use."""
+        if self._device_rows is None:
+            self._device_rows = torch.tensor(self.rows, dtype=torch.int32, device=self.manager.config.device)
+        return self._device_rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def rows_of(manager: KVCacheManager, reqs: Sequence[Req]) -> NDArray[np.int64]:
+    """The requests' rows, int64[len(reqs)], 0 where a request has none; a request of another manager is refused."""
+    pool = manager.req_to_token_pool
+    for req in reqs:
+        if req._pool is not None and req._pool is not pool:
+            raise StaleRow("KV-15", "reqs", f"request {req.rid!r} holds a row of another manager")
+    return np.fromiter((req._row for req in reqs), dtype=np.int64, count=len(reqs))
+
+
+def bound_rows(manager: KVCacheManager, reqs: Sequence[Req]) -> NDArray[np.int64]:
+    """The requests' rows, int64[len(reqs)]; a request without a row is refused."""
+    rows = rows_of(manager, reqs)
+    for req in reqs:
+        if not req._row:
+            raise StaleRow("KV-15", "reqs", f"request {req.rid!r} holds no row")
+    return rows

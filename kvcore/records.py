@@ -1,0 +1,127 @@
+"""The bookkeeping of all requests: one array a field, one column a row of `req_to_token`.
+
+    req = Req("chat-17", token_ids)
+    alloc_for_extend(manager, [req], [len(token_ids)])
+    req.kv.kv_allocated_len          # reading works; assigning raises AttributeError
+
+The record belongs to the pool and not to the request: only the paths that move pages can move it
+(KV-4). What a request shows as `kv` is a read-only view for people; paths work on the arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from .req_to_token import ReqToTokenPool
+
+FIELDS = ("protected", "committed", "allocated", "cursor", "floor", "hole_lo", "hole_hi", "generation")
+"""Rows of `Records.table`: the first seven in tokens and zero while the row is free; `generation` counts up at
+every bind and every release and is never reset, so it is odd while the row is bound."""
+
+
+class Records:
+    """Records of `max_requests` rows and the padding row 0, host int64. Public arrays are read-only views.
+
+    `table` is int64[len(FIELDS), max_requests + 1]; row 0 stays zero, so a request without a row (row 0) reads as
+    a request of length zero.
+    """
+
+    def __init__(self, max_requests: int) -> None:
+        self._table = np.zeros((len(FIELDS), max_requests + 1), dtype=np.int64)
+        self.table = self._table.view()
+        self.table.flags.writeable = False
+        self.protected, self.committed, self.allocated, self.cursor, self.floor = self.table[:5]
+        self.hole_lo, self.hole_hi, self.generation = self.table[5:]
+
+    def _bind(self, rows: NDArray[np.int64]) -> None:
+        self._table[-1, rows] += 1
+
+    def _move(self, rows: NDArray[np.int64], committed: Any, allocated: Any) -> None:
+        """What every path ends with: the new committed and allocated lengths of `rows`, in tokens."""
+        self._table[1, rows] = committed
+        self._table[2, rows] = allocated
+
+    def _clear(self, rows: NDArray[np.int64]) -> None:
+        self._table[:-1, rows] = 0
+        self._table[-1, rows] += 1
+
+
+class Req:
+    """What the core needs of a request: an id, its tokens so far (any int sequence), and its record `kv`.
+
+    The caller owns `token_ids` and may append to it or replace it; the core only reads it.
+    """
+
+    __slots__ = ("_pool", "_row", "rid", "token_ids")
+
+    def __init__(self, rid: Any, token_ids: Sequence[int]) -> None:
+        self.rid = rid
+        self.token_ids = token_ids
+        self._pool: ReqToTokenPool | None = None
+        self._row = 0
+
+    @property
+    def kv(self) -> ReqKvInfo:
+        """A live, read-only view of the request's record."""
+        return ReqKvInfo(self)
+
+    def __repr__(self) -> str:
+        return f"Req({self.rid!r}, {len(self.token_ids)} tokens, row {self._row or None})"
+
+
+class ReqKvInfo:
+    """Read-only view of a request's record, in tokens. Without a row, `req_pool_idx` is None and the rest zero."""
+
+    __slots__ = ("_req",)
+
+    def __init__(self, req: Req) -> None:
+        object.__setattr__(self, "_req", req)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name} is read-only: the record moves only inside an allocation path (KV-4)")
+
+    def _read(self, field: int) -> int:
+        req: Req = self._req
+        return 0 if req._pool is None else int(req._pool.records.table[field, req._row])
+
+    @property
+    def req_pool_idx(self) -> int | None:
+        """The request's row, or None."""
+        return self._req._row or None
+
+    @property
+    def holds_kv(self) -> bool:
+        """Whether the request has a row."""
+        return self._req._row != 0
+
+    @property
+    def cache_protected_len(self) -> int:
+        """[0, here) belongs to the prefix cache; page aligned."""
+        return self._read(0)
+
+    @property
+    def kv_committed_len(self) -> int:
+        """Tokens whose KV content is settled."""
+        return self._read(1)
+
+    @property
+    def kv_allocated_len(self) -> int:
+        """Tokens that have a slot."""
+        return self._read(2)
+
+    @property
+    def swa_evicted_seqlen(self) -> int:
+        """Window slots before here are given back; page aligned."""
+        return self._read(3)
+
+    def __repr__(self) -> str:
+        return (
+            f"ReqKvInfo(req_pool_idx={self.req_pool_idx}, cache_protected_len={self.cache_protected_len}, "
+            f"kv_committed_len={self.kv_committed_len}, kv_allocated_len={self.kv_allocated_len}, "
+            f"swa_evicted_seqlen={self.swa_evicted_seqlen})"
+        )

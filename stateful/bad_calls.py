@@ -1,0 +1,141 @@
+"""Calls that cannot be right, as rules: each kind is a sentence, built against the ledger where it applies now.
+
+    operation = pick_bad_call(ledger, who=4, many=0, much=1)
+
+The ledger, not this file, says with which error, argument and clause they have to be refused. Kinds whose wrongness
+only the values of slots could tell are drawn in checked mode only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .choices import drafted, new_number, settled
+from .ledger import Ledger
+from .operations import (
+    Alloc,
+    AllocExtend,
+    BadCall,
+    Commit,
+    Decode,
+    Extend,
+    FreeSegment,
+    Operation,
+    RawCall,
+    Release,
+    ReleaseOverallocated,
+    Retract,
+    SpecReserve,
+)
+from .slot_ledger import SlotLedger
+
+
+def pick_bad_call(ledger: Any, who: int, many: int, much: int) -> Operation:
+    """One of the kinds that apply now; `who` picks it, `many` and `much` how far off it is."""
+    kinds = list(_engine(ledger, many, much) if isinstance(ledger, Ledger) else _slots(ledger, many, much))
+    kind, call = kinds[(who + DRIFT * much) % len(kinds)]
+    return BadCall(kind, call)
+
+
+DRIFT = 7
+"""Coprime to most counts of kinds, so that two draws together reach every kind."""
+
+
+def _engine(ledger: Ledger, many: int, much: int) -> Iterator[tuple[str, Operation]]:
+    new, limit = new_number(ledger), ledger.config.context_len
+    absent = new if ledger.last_gone in ledger.live or not ledger.last_gone else ledger.last_gone
+    yield "release_what_holds_no_row", Release((absent,))
+    yield "retract_what_holds_no_row", Retract((absent,))
+    yield "release_nothing", Release(())
+    yield "trim_what_holds_no_row", ReleaseOverallocated(absent)
+    yield "decode_what_holds_no_row", Decode((absent,))
+    yield "reserve_for_what_holds_no_row", SpecReserve((absent,), 1)
+    yield "commit_what_holds_no_row", Commit((absent,), (1,))
+    yield "extend_nothing", Extend((), ())
+    yield "extend_a_new_request_to_zero", Extend((new,), (0,))
+    yield "extend_to_a_negative_length", Extend((new,), (-1 - many,))
+    yield "extend_past_the_context", Extend((new,), (limit + 1 + many,))
+    yield "extend_past_the_tokens", Extend((new,), (min(limit, 2 + many),), (1,))
+    yield "extend_a_request_twice", Extend((new, new), (1, 1))
+    yield "extend_with_lengths_that_disagree", Extend((new,), (1, 1) if much % 2 else ())
+    for requests, bindings in ledger.batches.items():
+        if bindings != ledger.bindings(requests):
+            yield "decode_with_a_stale_batch", Decode(requests, kept=True)
+            yield "reserve_with_a_stale_batch", SpecReserve(requests, 1, kept=True)
+            yield "commit_with_a_stale_batch", Commit(requests, (0,) * len(requests), kept=True)
+            break
+    if not ledger.live:
+        return
+    live = list(ledger.live)
+    one = live[many % len(live)]
+    yield "decode_a_request_twice", Decode((one, one))
+    yield "release_a_request_twice", Release((one, one))
+    yield "release_one_that_is_gone_with_one_that_is_not", Release((one, absent))
+    yield "retract_one_that_is_gone_with_one_that_is_not", Retract((one, absent))
+    yield "decode_one_that_is_gone_with_one_that_is_not", Decode((one, absent))
+    yield "reserve_nothing", SpecReserve((one,), 0)
+    yield "reserve_more_than_a_step_needs", SpecReserve((one,), ledger.reserve + 1)
+    yield "commit_a_negative_count", Commit((one,), (-1,))
+    yield "commit_with_counts_that_disagree", Commit((one,), ())
+    yield "commit_past_what_is_allocated", Commit((one,), (ledger.live[one].allocated - ledger.live[one].committed + 1,))
+    if tails := drafted(ledger):
+        tail = tails[many % len(tails)]
+        held = ledger.live[tail]
+        yield "decode_over_an_unsettled_tail", Decode((tail,))
+        yield "extend_over_an_unsettled_tail", Extend((tail,), (min(held.allocated + 1, limit),))
+        if held.allocated > limit:
+            yield "commit_past_the_context", Commit((tail,), (limit + 1 - held.committed,))
+    if whole := settled(ledger):
+        at = ledger.live[whole[many % len(whole)]]
+        if at.allocated:
+            yield "extend_below_what_is_allocated", Extend((at.number,), (at.allocated - 1,))
+        yield "extend_a_live_request_past_the_context", Extend((at.number,), (limit + 1,))
+        if at.allocated == limit:
+            yield "decode_past_the_context", Decode((at.number,))
+
+
+def _slots(ledger: SlotLedger, many: int, much: int) -> Iterator[tuple[str, Operation]]:
+    size, pages, new = ledger.config.page_size, ledger.config.num_pages, new_number(ledger)
+    yield "alloc_a_negative_size", Alloc(new, -size)
+    yield "extend_to_a_negative_length", AllocExtend((new,), (-1,))
+    yield "extend_with_lengths_that_disagree", RawCall("alloc_extend", ((0,), (1, 1), (-1,)))
+    yield "extend_with_last_slots_that_disagree", RawCall("alloc_extend", ((0,), (1,), ()))
+    yield "extend_below_the_prefix", RawCall("alloc_extend", ((2,), (1,), (-1,)))
+    if size > 1:
+        yield "alloc_no_page_multiple", Alloc(new, size * (1 + many % 2) + 1 + much % (size - 1))
+    for number, held in ledger.live.items():
+        if held.allocated:
+            yield "extend_below_what_is_held", AllocExtend((number,), (held.allocated - 1,))
+            if size > 1:
+                yield "free_a_segment_from_mid_page", FreeSegment(number, 1)
+            break
+    if ledger.config.is_checked:
+        yield from _by_value(ledger, many, pages, size)
+
+
+def _by_value(ledger: SlotLedger, many: int, pages: int, size: int) -> Iterator[tuple[str, Operation]]:
+    yield "free_the_padding_slot", RawCall("free", ((many % size,),))
+    yield "free_a_negative_slot", RawCall("free", ((-1,),))
+    yield "free_a_slot_out_of_range", RawCall("free", (((pages + 1) * size + many,),))
+    yield "extend_a_prefix_without_its_last_slot", RawCall("alloc_extend", ((1,), (2,), (-1,)))
+    yield "extend_no_prefix_with_a_last_slot", RawCall("alloc_extend", ((0,), (2,), (size,)))
+    free = [page for page in range(1, pages + 1) if not ledger.pages.owner[page]]
+    if free:
+        page = free[many % len(free)]
+        yield "free_a_page_that_is_free", RawCall("free", (tuple(range(page * size, page * size + size)),))
+    for number in ledger.live:
+        slots = tuple(ledger.slots_of(number))
+        if not slots:
+            continue
+        yield "free_a_slot_twice", RawCall("free", ((*slots, slots[0]),))
+        if len(slots) > 1 and size > 1 and slots[1] // size == slots[0] // size:
+            yield "free_a_page_in_pieces", RawCall("free", (slots[:1],))
+            yield "free_a_page_but_its_first_slot", RawCall("free", (slots[1:],))
+        if len(slots) % size:
+            yield "free_a_slot_not_handed_out", RawCall("free", ((*slots, slots[-1] + 1),))
+            wrong = slots[-1] + 1
+            yield "extend_from_the_wrong_offset", RawCall("alloc_extend", ((len(slots),), (len(slots) + 1,), (wrong,)))
+        return
+
+

@@ -1,0 +1,229 @@
+"""What is checked after every operation: the whole state, against the audit, the ledger and the stamps.
+
+    checker = FullChecker(subject, ledger, checks)
+    checker.observe()                        # read the state that the call left
+    checker.after(operation, verdict)        # raises Broken
+
+Order: record, bounds, layout, owner, counts, content. For small configurations; `touched.TouchedChecker` behind the
+same interface is for workloads, `SlotChecker` for slot allocators, which have no rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..auditing import Violation, audit
+from ..snapshots import Snapshot
+from .ledger import Ledger
+from .operations import Operation
+from .slot_ledger import SlotLedger
+from .stamps import Stamps, content_of
+from .verdicts import Broken, Legal
+
+Int64 = NDArray[np.int64]
+
+GIVES_BACK = ("release", "retract", "release_overallocated", "free", "free_segment", "clear")
+
+
+class StateChecker:
+    """What the checkers of both levels share: the last state, the state before, and the refusal that changes nothing."""
+
+    def __init__(self, subject: Any, ledger: Any, checks: Counter[str]) -> None:
+        self.subject, self.ledger, self.checks = subject, ledger, checks
+        self.state: Snapshot = subject.snapshot()
+        self.state_before = self.state
+
+    def before(self, operation: Operation) -> None:
+        """Nothing to do: the state after the last operation is the state before this one."""
+
+    def observe(self) -> None:
+        """Read the state that a call has left."""
+        self.state_before, self.state = self.state, self.subject.snapshot()
+
+    def unchanged(self, operation: Operation) -> None:
+        """After a refusal: bit for bit as before (KV-7)."""
+        self.observe()
+        self.checks["KV-7"] += 1
+        if changed := self.state_before.differences(self.state):
+            raise Broken("KV-7", f"{operation.name} was refused, and changed: {', '.join(changed)}")
+
+    def at_end(self) -> None:
+        """Nothing is left to recount."""
+
+    def _counts(self, operation: Operation) -> None:
+        """The pages listed as free are as many as the allocator says and as the ledger expects."""
+        (pool,) = self.state.pools.values()
+        listed, size = len(pool.free) + len(pool.staged), self.state.page_size
+        available = self.subject.available()
+        self.checks["KV-8" if operation.name in GIVES_BACK else "KV-5"] += 1
+        if not listed * size == available == self.ledger.pages.free * size:
+            raise Broken(
+                "KV-8" if operation.name in GIVES_BACK else "KV-5",
+                f"after {operation.name}: the allocator says that {available} tokens are free, {listed} pages are "
+                f"listed, {self.ledger.pages.free} should be",
+            )
+
+
+class FullChecker(StateChecker):
+    """The engine level. It keeps the state that has to be: every entry of the table, stale ones too, every record, every
+    stamp. One comparison of each tells whether all is well; only where one differs is it asked which clause that is."""
+
+    ledger: Ledger
+
+    def __init__(self, subject: Any, ledger: Ledger, checks: Counter[str]) -> None:
+        super().__init__(subject, ledger, checks)
+        for violation in audit(self.state):
+            raise Broken(violation.clause, f"before the first operation: {violation.message}")
+        self.row_of: dict[int, int] = {}
+        self.records = np.zeros_like(self.state.records[:-1])
+        self.table = self.state.slots.copy()
+        self.stamps = Stamps((ledger.config.num_pages + 1) * ledger.config.page_size, self.table.shape)
+        self.since_audit = 0
+
+    def read_row(self, request: int, start: int, end: int) -> Int64:
+        """The slots of [start, end) in the request's row, as last observed."""
+        row = self.row_of.get(request)
+        if row is None:
+            found = [row for row, number in self.state.bound.items() if number == request]
+            if not found:
+                raise Broken("KV-4", f"request {request} should hold a row and does not")
+            row = self.row_of[request] = found[0]
+        return self.state.slots[row, start:end].astype(np.int64)
+
+    def after(self, operation: Operation, verdict: Legal) -> None:
+        """After a call that succeeded and that the ledger has entered."""
+        self._expect(verdict)
+        state, table_before = self.state, self.table
+        (pool,) = state.pools.values()
+        for growth in verdict.growth:
+            row = self.row_of[growth.request]
+            table_before[row, growth.start : growth.end] = state.slots[row, growth.start : growth.end]
+        sound = (
+            len(state.bound) == len(self.row_of)
+            and state.records[:-1].tobytes() == self.records.tobytes()
+            and state.slots.tobytes() == self.table.tobytes()
+            and len(pool.free) == self.ledger.pages.free
+            and self.ledger.pages.are_exactly_free(pool.free)
+        )
+        self.since_audit += 1
+        if not sound or self.since_audit == AUDIT_EVERY:
+            self._name_what_is_wrong(operation)
+            self.since_audit = 0
+        self.checks.update(_FULL)
+        self._counts(operation)
+        for growth in verdict.growth:
+            if growth.end > growth.start:
+                row = self.row_of[growth.request]
+                self.stamps.write(growth.request, row, growth.start, state.slots[row, growth.start : growth.end])
+        self.stamps.check(state.slots, state.bound)
+
+    def _expect(self, verdict: Legal) -> None:
+        """Move the expected state as the ledger has moved."""
+        live = self.ledger.live
+        if len(self.row_of) != len(live):
+            for number in self.row_of.keys() - live.keys():
+                row = self.row_of.pop(number)
+                self.records[:, row] = 0
+                self.stamps.forget(row, 0)
+        for growth in verdict.growth:
+            self.records[1:3, self.row_of[growth.request]] = growth.committed, growth.end
+        for number in verdict.trimmed:
+            held, row = live[number], self.row_of[number]
+            self.records[1:3, row] = held.committed, held.allocated
+            self.stamps.forget(row, held.allocated)
+
+    def _name_what_is_wrong(self, operation: Operation) -> None:
+        """Record, bounds, layout, owner: the first that does not hold. Every AUDIT_EVERY operations also where all seems
+        well, so that the recount from the raw state is exercised by itself."""
+        state, live = self.state, self.ledger.live
+        if sorted(state.bound.values()) != sorted(live):
+            raise Broken("KV-4", f"requests with a row are {sorted(state.bound.values())}, should be {sorted(live)}")
+        for row, number in state.bound.items():
+            record, held = state.records[:3, row].tolist(), live[number]
+            expected = [0, held.committed, held.allocated]
+            if record != expected:
+                message = f"request {number} has protected, committed, allocated {record}, should be {expected}"
+                raise Broken("KV-4", f"after {operation.name}: {message}", rows=(row,))
+        violations = audit(state)
+        for violation in violations:
+            if violation.clause != "KV-1":
+                raise _named(violation, operation)
+        changed = state.slots != self.table
+        if changed.any():
+            row, position = (int(i[0]) for i in np.nonzero(changed))
+            inside = position < state.records[2, row]
+            what = f"row {row}, position {position} went from slot {self.table[row, position]} to {state.slots[row, position]}"
+            raise Broken("KV-3" if inside else "KV-13", f"after {operation.name}: {what}", rows=(row,))
+        for violation in violations:
+            raise _named(violation, operation)
+        (pool,) = state.pools.values()
+        if not self.ledger.pages.are_exactly_free(pool.free):
+            raise Broken("KV-1", f"after {operation.name}: pages {pool.free.tolist()} are free, the ledger knows others")
+
+
+AUDIT_EVERY = 16
+"""Operations between two recounts of a state that compares equal: it costs as much as the operation itself."""
+
+
+class SlotChecker(StateChecker):
+    """The slot level: what is free is exactly what nobody holds, and every held slot keeps its stamp."""
+
+    ledger: SlotLedger
+
+    def __init__(self, subject: Any, ledger: SlotLedger, checks: Counter[str]) -> None:
+        super().__init__(subject, ledger, checks)
+        self.content = np.zeros((ledger.config.num_pages + 1) * ledger.config.page_size, dtype=np.int64)
+
+    def after(self, operation: Operation, verdict: Legal) -> None:
+        """After a call that succeeded and that the ledger has entered."""
+        owner, size = self.ledger.pages.owner, self.state.page_size
+        (pool,) = self.state.pools.values()
+        listed = np.concatenate((pool.free, pool.staged, pool.queued))
+        self.checks.update(_AUDITED_SLOTS)
+        if len(listed) and (listed.min() < 1 or listed.max() > pool.num_pages):
+            bad = listed[(listed < 1) | (listed > pool.num_pages)].tolist()
+            raise Broken("KV-2" if 0 in bad else "KV-1", f"after {operation.name}: pages {bad} are listed as free")
+        counts = np.bincount(listed, minlength=pool.num_pages + 1)[1:]
+        expected = owner[1:] == 0
+        if not np.array_equal(counts, expected):
+            twice = (np.flatnonzero(counts > 1) + 1).tolist()
+            held = (np.flatnonzero((counts > 0) & ~expected) + 1).tolist()
+            lost = (np.flatnonzero((counts == 0) & expected) + 1).tolist()
+            violation = Violation(
+                "KV-1",
+                f"pages listed twice as free: {twice}; free and held: {held}; lost: {lost}",
+                pages=(*twice, *held, *lost),
+                only_lost=not twice and not held,
+            )
+            raise _named(violation, operation)
+        self._counts(operation)
+        for growth in verdict.growth:
+            held_by = self.ledger.live.get(growth.request)
+            if held_by is not None:
+                position = np.arange(growth.start, growth.end)
+                slots = np.array(held_by.pages, dtype=np.int64)[position // size] * size + position % size
+                self.content[slots] = content_of(growth.request, position)
+        for number, held_by in self.ledger.live.items():
+            position = np.arange(held_by.allocated)
+            slots = np.array(held_by.pages, dtype=np.int64)[position // size] * size + position % size
+            if (self.content[slots] != content_of(number, position)).any():
+                raise Broken("KV-1", f"a slot of request {number} holds what another one wrote", pages=tuple(held_by.pages))
+
+
+_FULL = Counter({"KV-1": 1, "KV-2": 1, "KV-3": 1, "KV-4": 1, "KV-13": 1})
+_AUDITED_SLOTS = Counter({"KV-1": 1, "KV-2": 1})
+
+
+def _named(violation: Violation, operation: Operation) -> Broken:
+    """Ownership that breaks while pages come back is KV-8; pages that an allocation lost were taken too many: KV-5."""
+    clause = violation.clause
+    if clause == "KV-1" and violation.pages:
+        if operation.name in GIVES_BACK:
+            clause = "KV-8"
+        elif violation.only_lost:
+            clause = "KV-5"
+    return Broken(clause, f"after {operation.name}: {violation.message}", violation.pages, violation.rows)

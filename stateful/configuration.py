@@ -1,0 +1,49 @@
+"""What a sequence runs on: the sizes of the cache, and which level of the subject is driven.
+
+    Configuration(page_size=4, num_pages=8, max_requests=3, context_len=32, level="engine")
+
+A subject's factory takes one and reads the fields it needs. It has a JSON form, the head of a replay file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ..config import KVCacheConfig
+from ..errors import BadArgument
+from ..sizing import Speculation
+
+LEVELS = ("engine", "slots")
+
+
+@dataclass(frozen=True)
+class Configuration(KVCacheConfig):
+    """A KVCacheConfig and the level: "engine" (requests and paths) or "slots" (the slot allocator alone)."""
+
+    level: str = "engine"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.level not in LEVELS:
+            raise BadArgument("KV-15", "level", f"is {self.level!r}; it has to be 'engine' or 'slots'")
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, and the level."""
+        plain = asdict(self)
+        kept = {f.name: plain[f.name] for f in fields(self) if getattr(self, f.name) != f.default}
+        return {**kept, "level": self.level}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Configuration:
+        """Raises BadArgument on an unknown field or a bad value."""
+        if not isinstance(data, dict):
+            raise BadArgument("KV-15", "config", "has to be an object")
+        unknown = data.keys() - {f.name for f in fields(cls)}
+        if unknown:
+            raise BadArgument("KV-15", "config", f"has unknown fields {sorted(unknown)}")
+        speculation = data.get("speculation")
+        try:
+            return cls(**{**data, "speculation": Speculation(**speculation) if speculation else None})
+        except TypeError as error:
+            raise BadArgument("KV-15", "config", str(error)) from None

@@ -1,0 +1,43 @@
+"""Configurations by small draws: from three pages up, most of them so small that every pool runs short.
+
+    config = configuration("engine", pages=3, rows=0, shape=12)
+"""
+
+from __future__ import annotations
+
+from ..sizing import Speculation
+from .configuration import Configuration
+
+CHOICES = 48
+"""Each draw is 0..47; index 0 is the simplest choice of each table."""
+
+PAGE_SIZES = (1, 4, 2, 1, 4, 8, 1, 16, 4, 2, 64, 32, 128, 4, 1, 8)
+NUM_PAGES = (3, 6, 9, 12, 17, 24, 33, 64, 40, 48, 20, 8)
+MAX_REQUESTS = (3, 4, 2, 6, 18, 8, 5, 17, 4, 20, 12, 1)
+SPECULATION = (
+    None,
+    Speculation("eagle", steps=3, topk=1, draft_tokens=4),
+    Speculation("dflash", steps=1, topk=1, draft_tokens=3),
+    Speculation("eagle", steps=2, topk=2, draft_tokens=4),
+    Speculation("eagle", steps=1, topk=1, draft_tokens=2),
+    Speculation("eagle", steps=5, topk=4, draft_tokens=8),
+    Speculation("dflash", steps=1, topk=1, draft_tokens=8),
+    Speculation("eagle", steps=1, topk=3, draft_tokens=3),
+)
+"""EAGLE chains and trees, and DFlash blocks, small enough that a reserve of 2K fits a pool of a few pages."""
+
+
+def configuration(level: str, pages: int, rows: int, shape: int) -> Configuration:
+    """The configuration of three draws in 0..CHOICES-1. The context is a few pages, off the page edge half the time."""
+    page_size = PAGE_SIZES[shape % len(PAGE_SIZES)]
+    max_requests = MAX_REQUESTS[rows % len(MAX_REQUESTS)]
+    num_pages = NUM_PAGES[pages % len(NUM_PAGES)]
+    context_pages = (3, 5, 2, 9)[(rows + pages) % 4]
+    context_len = max(context_pages * page_size + (0, 1, -1, page_size // 2)[(pages + shape) % 4], 6)
+    if level == "slots":
+        return Configuration(page_size, num_pages, 1, context_len, level="slots")
+    if max_requests >= 17:  # Room for batches of 17, each with a page or two.
+        num_pages = max(num_pages, 40)
+    return Configuration(
+        page_size, num_pages, max_requests, context_len, speculation=SPECULATION[(shape + rows) % len(SPECULATION)]
+    )

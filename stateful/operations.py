@@ -1,0 +1,206 @@
+"""Operations as plain data: resolved, absolute, one line of text each.
+
+    Extend(requests=(1, 2), seq_lens=(5, 9))     <->     extend requests=[1,2] seq_lens=[5,9]
+
+A request is created by the first operation that names its number. A bad call is an operation too: it wraps the
+call that has to be refused.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+Numbers = tuple[int, ...]
+
+
+class MalformedOperation(ValueError):
+    """A line that is no operation; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One step of a sequence. `name` is its name in reports, in replay files and in the subject's methods."""
+
+    name: ClassVar[str]
+
+    def __str__(self) -> str:
+        said = [f for f in fields(self) if getattr(self, f.name) != f.default]
+        return " ".join([self.name, *(f"{f.name}={_text(getattr(self, f.name))}" for f in said)])
+
+
+@dataclass(frozen=True, slots=True)
+class Extend(Operation):
+    """Lengthen requests to seq_lens tokens each: a first prefill, a later chunk, or the resume of a retracted one."""
+
+    name: ClassVar[str] = "extend"
+    requests: Numbers
+    seq_lens: Numbers
+    tokens: Numbers = ()  # how many tokens each request has; as many as seq_lens where nothing is said
+
+
+@dataclass(frozen=True, slots=True)
+class Decode(Operation):
+    """One more token each. `kept`: with the batch object kept from the last time these requests were a batch."""
+
+    name: ClassVar[str] = "decode"
+    requests: Numbers
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SpecReserve(Operation):
+    """Room for `reserve` draft tokens past committed."""
+
+    name: ClassVar[str] = "spec_reserve"
+    requests: Numbers
+    reserve: int
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(Operation):
+    """Settle the accepted draft tokens."""
+
+    name: ClassVar[str] = "commit"
+    requests: Numbers
+    accepted: Numbers
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseOverallocated(Operation):
+    """Give the over-allocated tail of one request back."""
+
+    name: ClassVar[str] = "release_overallocated"
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release(Operation):
+    """Finish or abort requests."""
+
+    name: ClassVar[str] = "release"
+    requests: Numbers
+    checkpoint: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Retract(Operation):
+    """Take requests back to make room; an extend resumes them."""
+
+    name: ClassVar[str] = "retract"
+    requests: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc(Operation):
+    """Slot level: `tokens` slots in whole pages, held under the number `request`."""
+
+    name: ClassVar[str] = "alloc"
+    request: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllocExtend(Operation):
+    """Slot level: lengthen each from its length to seq_lens."""
+
+    name: ClassVar[str] = "alloc_extend"
+    requests: Numbers
+    seq_lens: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class AllocDecode(Operation):
+    """Slot level: one more token each."""
+
+    name: ClassVar[str] = "alloc_decode"
+    requests: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Free(Operation):
+    """Slot level: everything these hold, as one set of slots, in the order `rotate` (a rotation of the set)."""
+
+    name: ClassVar[str] = "free"
+    requests: Numbers
+    rotate: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSegment(Operation):
+    """Slot level: what one holds from position `start` on, as a row segment."""
+
+    name: ClassVar[str] = "free_segment"
+    request: int
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Clear(Operation):
+    """Slot level: take everything back."""
+
+    name: ClassVar[str] = "clear"
+
+
+@dataclass(frozen=True, slots=True)
+class RawCall(Operation):
+    """Slot level: a call with its arguments written out; only bad calls need one."""
+
+    name: ClassVar[str] = "raw"
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BadCall(Operation):
+    """A call that cannot be right. `kind` is the rule it breaks, in words."""
+
+    name: ClassVar[str] = "bad_call"
+    kind: str
+    call: Operation
+
+    def __str__(self) -> str:
+        return f"bad_call {self.kind}: {self.call}"
+
+
+ENGINE_OPERATIONS = (Extend, Decode, SpecReserve, Commit, ReleaseOverallocated, Release, Retract)
+SLOT_OPERATIONS = (Alloc, AllocExtend, AllocDecode, Free, FreeSegment, Clear)
+BY_NAME: dict[str, type[Operation]] = {c.name: c for c in (*ENGINE_OPERATIONS, *SLOT_OPERATIONS, RawCall)}
+
+
+def parse(line: str) -> Operation:
+    """The operation written on a line; MalformedOperation if there is none."""
+    head, _, rest = line.strip().partition(" ")
+    if head == BadCall.name:
+        kind, colon, call = rest.partition(": ")
+        if not colon:
+            raise MalformedOperation(f"a bad call reads 'bad_call KIND: OPERATION', not {line.strip()!r}")
+        return BadCall(kind, parse(call))
+    if head not in BY_NAME:
+        raise MalformedOperation(f"unknown operation {head!r}; known are {', '.join(BY_NAME)}")
+    cls = BY_NAME[head]
+    known = {f.name for f in fields(cls)}
+    values: dict[str, Any] = {}
+    for word in rest.split():
+        key, equals, text = word.partition("=")
+        if not equals or key not in known:
+            raise MalformedOperation(f"{word!r} is no field of {head}; it has {', '.join(sorted(known))}")
+        try:
+            values[key] = _frozen(json.loads(text))
+        except ValueError:
+            raise MalformedOperation(f"{word!r} holds no JSON value") from None
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise MalformedOperation(f"{head}: {str(error).partition(') ')[2] or error}") from None
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(v) for v in value) if isinstance(value, list) else value

@@ -1,0 +1,79 @@
+"""Which request owns which page: the part of the ledger that both levels share.
+
+    pages = PageLedger(num_pages=8, page_size=4)
+    pages.grow(request, start=3, end=9, slots)      # the subject chose the slots; they have to fit and be free
+    pages.give_back(request, keep=1)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .verdicts import Broken, Held
+
+Int64 = NDArray[np.int64]
+
+FEW = 16
+"""Up to here plain Python beats numpy's fixed cost a call."""
+
+
+class PageLedger:
+    """page -> number of its request, 0 if free. Says Broken where a slot does not continue what went before."""
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.num_pages, self.page_size = num_pages, page_size
+        self.owner = np.zeros(num_pages + 1, dtype=np.int64)
+        self.free = num_pages
+
+    def needed(self, start: int, end: int) -> int:
+        """Pages that lengthening from start to end tokens takes."""
+        return -(-end // self.page_size) - -(-start // self.page_size)
+
+    def are_exactly_free(self, listed: Int64) -> bool:
+        """Whether these pages, each once, are the ones that nobody holds."""
+        owner = self.owner
+        if len(listed) != self.free or (len(listed) and (listed.min() < 1 or listed.max() > self.num_pages)):
+            return False
+        return not owner[listed].any() and bool((np.bincount(listed, minlength=2) <= 1).all())
+
+    def grow(self, held: Held, start: int, end: int, slots: Int64) -> None:
+        """Accept the slots of positions [start, end): the old page continues, new pages were free and begin aligned."""
+        size = self.page_size
+        if len(slots) != end - start:
+            raise Broken("KV-5", f"request {held.number} got {len(slots)} slots for positions {start}..{end}")
+        first_new = -(-start // size)
+        new = slots[first_new * size - start :: size] // size
+        for page in new.tolist():
+            if page == 0:
+                raise Broken("KV-2", f"request {held.number} was given the padding page", pages=(0,))
+            if not 0 < page <= self.num_pages:
+                raise Broken("KV-1", f"request {held.number} was given page {page} of 1..{self.num_pages}")
+            if self.owner[page]:
+                whose = f"already holds for request {self.owner[page]}"
+                raise Broken("KV-1", f"request {held.number} was given page {page}, which {whose}", pages=(page,))
+            self.owner[page] = held.number
+            held.pages.append(page)
+        self.free -= len(new)
+        if end - start <= FEW:
+            pages = held.pages
+            expected = [pages[position // size] * size + position % size for position in range(start, end)]
+        else:
+            position = np.arange(start, end)
+            of_page = np.array(held.pages[start // size :], dtype=np.int64)
+            expected = (of_page[position // size - start // size] * size + position % size).tolist()
+        found = slots.tolist()
+        if found != expected:
+            at = next(i for i, (slot, right) in enumerate(zip(found, expected, strict=True)) if slot != right)
+            raise Broken(
+                "KV-3",
+                f"request {held.number}, position {start + at}: slot {found[at]}, its page and offset make it {expected[at]}",
+            )
+
+    def give_back(self, held: Held, keep: int) -> int:
+        """Free the pages past the first `keep`; returns how many."""
+        gone = held.pages[keep:]
+        self.owner[gone] = 0
+        self.free += len(gone)
+        del held.pages[keep:]
+        return len(gone)

@@ -1,0 +1,126 @@
+"""The pytest plugin: which subject, which device, how long.
+
+    pytest --pyargs kvcore.stateful kvcore.properties --kv-subject my.package:factory --kv-device cuda
+
+Loaded in every pytest run of an environment that has kvcore, so it imports neither torch nor kvcore's core
+unless an option asks for them. One process is one lane: Triton reads TRITON_INTERPRET when it is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from . import options
+from .options import DEVICES, PROFILES, Options
+
+DEFAULT = Options()
+BEFORE = pytest.StashKey[Options]()
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    # Known under two names: the entry point's and, from `-p` or a conftest.py, the module's. Whichever comes
+    # first blocks the other; without that pytest stops with "already registered under a different name".
+    for name in ("kvcore", __name__):
+        if not pluginmanager.has_plugin(name):
+            pluginmanager.set_blocked(name)
+    group = parser.getgroup("kvcore", "kvcore: the allocator under test")
+    group.addoption(
+        "--kv-subject",
+        metavar="NAME|pkg.mod:factory",
+        default=DEFAULT.subject,
+        help="the allocator under test: a known name, or a factory to import (default: %(default)s)",
+    )
+    group.addoption(
+        "--kv-device",
+        choices=DEVICES,
+        default=DEFAULT.device,
+        help="cpu: the references; interpret: the kernels in Triton's interpreter; cuda: the kernels on the "
+        "GPU, xdist worker k on GPU k modulo their number (default: %(default)s)",
+    )
+    group.addoption(
+        "--kv-profile",
+        choices=PROFILES,
+        default=DEFAULT.profile,
+        help="how many steps to run (default: %(default)s)",
+    )
+    group.addoption(
+        "--kv-seed",
+        type=int,
+        metavar="SEED",
+        default=DEFAULT.seed,
+        help="where the draws of the seeded runs start (default: %(default)s)",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before another plugin's pytest_configure may import Triton
+def pytest_configure(config: pytest.Config) -> None:
+    device = config.getoption("--kv-device")
+    if device == "interpret":
+        interpret()
+    elif device == "cuda":
+        device = f"cuda:{gpu_index(config)}"
+    subject = config.getoption("--kv-subject")
+    if subject != DEFAULT.subject:
+        try_import(subject)
+    config.stash[BEFORE] = options.current
+    options.current = Options(
+        subject=subject,
+        device=device,
+        profile=config.getoption("--kv-profile"),
+        seed=config.getoption("--kv-seed"),
+    )
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if BEFORE in config.stash:
+        options.current = config.stash[BEFORE]
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    now = options.current
+    return f"kvcore: subject {now.subject}, device {now.device}, profile {now.profile}, seed {now.seed}"
+
+
+def interpret() -> None:
+    """Make this process the interpreter's lane."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return
+    if "triton" in sys.modules:
+        raise pytest.UsageError(
+            "--kv-device interpret: something has imported Triton already, its kernels are bound to the GPU; "
+            "start pytest with TRITON_INTERPRET=1 in the environment"
+        )
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def gpu_index(config: pytest.Config) -> int:
+    """The GPU of this process. Without one the run ends with status 2: never a skip, never the CPU."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise pytest.UsageError(
+            "--kv-device cuda: TRITON_INTERPRET=1 is set, the kernels would not run on the GPU"
+        )
+    import torch
+
+    count = torch.cuda.device_count()
+    if count == 0:
+        pytest.exit(f"--kv-device cuda: torch {torch.__version__} finds no GPU here", returncode=2)
+    worker = getattr(config, "workerinput", {}).get("workerid", "gw0")
+    return int(worker.removeprefix("gw")) % count
+
+
+def try_import(subject: str) -> None:
+    """Refuse a subject that does not exist here and now, not in the first test's setup."""
+    from .subjects import UnknownSubject, load_subject
+
+    try:
+        load_subject(subject)
+    except UnknownSubject as error:
+        raise pytest.UsageError(f"--kv-subject: {error}") from None
+    except Exception as error:  # whatever the import of somebody's module raises
+        reason = " ".join(str(error).split())
+        raise pytest.UsageError(
+            f"--kv-subject {subject}: its import raises {type(error).__name__}: {reason}"
+        ) from error

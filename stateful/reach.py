@@ -1,0 +1,97 @@
+"""What a run has exercised: operations, states, clauses; and what a profile promises to reach.
+
+    reach = Reach()
+    runner = Runner(config, factory, reach)
+    ...
+    reach.missing(PROFILES["quick"].floors)      # sentences; empty if the promise was kept
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from .ledger import Ledger
+from .operations import BadCall, Commit, Extend, Operation, Release
+from .verdicts import Legal, Short, Verdict
+
+
+@dataclass
+class Reach:
+    """Counters that add up over runs. `checks` counts checks per clause, `operations` chosen, changed and refused."""
+
+    steps: int = 0
+    operations: dict[str, Counter[str]] = field(default_factory=dict)
+    states: Counter[str] = field(default_factory=Counter)
+    checks: Counter[str] = field(default_factory=Counter)
+    kernels: Counter[str] = field(default_factory=Counter)
+
+    def about_to(self, operation: Operation, verdict: Verdict, ledger: Any) -> None:
+        """Count what can only be seen before the ledger moves."""
+        if not isinstance(verdict, Legal) or isinstance(operation, BadCall):
+            return
+        if isinstance(operation, Extend):
+            size = ledger.config.page_size
+            for growth in verdict.growth:
+                if growth.start == growth.end:
+                    self.states["zero-length member"] += 1
+                elif growth.start % size:
+                    self.states["mid-page chunk"] += 1
+                if ledger.get(growth.request).retracted:
+                    self.states["resumed"] += 1
+        elif isinstance(operation, Release):
+            if any(h.drafted and h.committed < h.allocated for h in map(ledger.get, operation.requests)):
+                self.states["stop inside the draft"] += 1
+        elif isinstance(operation, Commit):
+            for number, accepted in zip(operation.requests, operation.accepted, strict=True):
+                held = ledger.live[number]
+                if accepted and held.committed + accepted == min(held.allocated, ledger.config.context_len):
+                    self.states["all accepted"] += 1
+                else:
+                    self.states["some accepted" if accepted else "none accepted"] += 1
+
+    def count(self, operation: Operation, verdict: Verdict, ledger: Any) -> None:
+        """Count a step that held, from the ledger's state after it."""
+        self.steps += 1
+        counter = self.operations.setdefault(operation.name, Counter())
+        counter["chosen"] += 1
+        if not isinstance(verdict, Legal):
+            counter["refused"] += 1
+            if isinstance(verdict, Short):
+                self.states[f"short of {verdict.pool}"] += 1
+        else:
+            growth = verdict.growth
+            if not growth or any(g.end > g.start for g in growth) or _settles(operation):
+                counter["changed"] += 1
+            if growth:
+                self.states[f"batch of {len(growth)}"] += 1
+        states, live = self.states, ledger.live.values()
+        if ledger.pages.free == 0:
+            states["pool full"] += 1
+        if len(live) >= 3:
+            states["three or more live"] += 1
+        size = ledger.config.page_size
+        if any(held.allocated % size for held in live):
+            states["partial tail"] += 1
+        if isinstance(ledger, Ledger):
+            if ledger.free_rows == 0:
+                states["rows full"] += 1
+            if any(held.committed < held.allocated for held in live):
+                states["over-allocated tail"] += 1
+            near = ledger.config.context_len - max(ledger.reserve, 1)
+            if any(held.committed > near for held in live):
+                states["row nearly full"] += 1
+
+    def add(self, other: Reach) -> None:
+        """Add another run's counts."""
+        self.steps += other.steps
+        for name, counter in other.operations.items():
+            self.operations.setdefault(name, Counter()).update(counter)
+        self.states.update(other.states)
+        self.checks.update(other.checks)
+        self.kernels.update(other.kernels)
+
+
+def _settles(operation: Operation) -> bool:
+    return isinstance(operation, Commit) and any(operation.accepted)

@@ -1,0 +1,187 @@
+"""One operation at a time, on a subject and on the ledger, with every clause checked after it.
+
+    runner = Runner(config, factory)
+    for operation in operations:
+        runner.step(operation)          # raises Broken
+    runner.finish()
+
+The ledger says beforehand what has to happen. Whoever drives the runner (Hypothesis, the soak, a replay, a workload)
+adds nothing to what is checked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..errors import ContractError, KVCacheOutOfMemory
+from .checkers import FullChecker, SlotChecker
+from .configuration import Configuration
+from .ledger import Ledger
+from .operations import (
+    Alloc,
+    AllocDecode,
+    AllocExtend,
+    BadCall,
+    Clear,
+    Commit,
+    Decode,
+    Extend,
+    Free,
+    FreeSegment,
+    Operation,
+    RawCall,
+    Release,
+    ReleaseOverallocated,
+    Retract,
+    SpecReserve,
+)
+from .reach import Reach
+from .slot_ledger import SlotLedger
+from .verdicts import Bad, Broken, Crashed, Done, Legal, Outcome, Refused, Short, Verdict
+
+
+class Runner:
+    """A subject made from `factory(config)`, its ledger and its checker. `reach` counts what was exercised."""
+
+    def __init__(
+        self,
+        config: Configuration,
+        factory: Callable[[Configuration], Any],
+        reach: Reach | None = None,
+        checker: type[Any] | None = None,
+    ) -> None:
+        self.config = config
+        self.subject = factory(config)
+        self.reach = Reach() if reach is None else reach
+        slots = config.level == "slots"
+        self.ledger: Any = SlotLedger(config) if slots else Ledger(config)
+        kind = checker or (SlotChecker if slots else FullChecker)
+        self.checker: Any = kind(self.subject, self.ledger, self.reach.checks)
+        self._perform = self._call_slots if slots else self._call_engine
+
+    def step(self, operation: Operation) -> Outcome:
+        """Perform one operation; Broken if the subject does anything but what the ledger expects."""
+        verdict = self.ledger.expected(operation)
+        self.checker.before(operation)
+        self.reach.about_to(operation, verdict, self.ledger)
+        call = operation.call if isinstance(operation, BadCall) else operation
+        try:
+            outcome: Outcome = Done(self._perform(call))
+        except KVCacheOutOfMemory as error:
+            outcome = Refused("shortage", error)
+        except ContractError as error:
+            outcome = Refused("bad_call", error)
+        except Exception as error:
+            outcome = Crashed(error)
+        if isinstance(verdict, Legal) and isinstance(outcome, Done):
+            self._enter(operation, verdict, outcome)
+        else:
+            self._refused(operation, verdict, outcome)
+        self.reach.count(operation, verdict, self.ledger)
+        return outcome
+
+    def finish(self) -> None:
+        """The last recount."""
+        self.checker.at_end()
+
+    def _enter(self, operation: Operation, verdict: Legal, outcome: Done) -> None:
+        """The call had to succeed and did."""
+        checks, out = self.reach.checks, outcome.value
+        checks["KV-6"] += 1
+        if verdict.returns is not None and len(out) != verdict.returns:
+            raise Broken("KV-5", f"{operation.name} returned {len(out)} slots, {verdict.returns} were asked for")
+        self.checker.observe()
+        if self.config.level == "slots":
+            self.ledger.apply(operation, verdict, out)
+        else:
+            self.ledger.apply(operation, verdict, self.checker.read_row)
+            if verdict.returns is not None:
+                rows = [self.checker.read_row(g.request, g.start, g.end) for g in verdict.growth]
+                if not np.array_equal(out, np.concatenate(rows)):
+                    raise Broken("KV-3", f"{operation.name} returned {out.tolist()}, the rows hold {np.concatenate(rows).tolist()}")
+            if isinstance(operation, ReleaseOverallocated):
+                self._same_slots_given_back(operation, out)
+        self.checker.after(operation, verdict)
+
+    def _same_slots_given_back(self, operation: ReleaseOverallocated, out: int) -> None:
+        (before,), (after,) = self.checker.state_before.pools.values(), self.checker.state.pools.values()
+        given_back = (len(after.free) - len(before.free)) * self.config.page_size
+        if out != given_back:
+            raise Broken("KV-8", f"{operation.name} says it gave {out} slots back, it was {given_back}")
+
+    def _refused(self, operation: Operation, verdict: Verdict, outcome: Outcome) -> None:
+        """The call was refused, or should have been."""
+        name = operation.name
+        match verdict, outcome:
+            case _, Crashed(error):
+                clause = {Legal: "KV-5", Short: "KV-6", Bad: "KV-15"}[type(verdict)]
+                raise Broken(clause, f"{name} ended in {type(error).__name__}: {error}") from error
+            case Legal(), Refused("shortage", error):
+                raise Broken("KV-6", f"{name} was refused ({error}), and there is room: it needs {verdict.pages} pages, {self.ledger.pages.free} are free")
+            case Legal(), Refused(_, error):
+                raise Broken(error.clause, f"{name} is a legal call and was refused: {error}")
+            case Short(), Done():
+                raise Broken("KV-6", f"{name} succeeded, and pool '{verdict.pool}' has {verdict.free} free of the {verdict.need} it needs")
+            case Short(), Refused("bad_call", error):
+                raise Broken("KV-6", f"{name} is short of '{verdict.pool}' and was refused as a bad call: {error}")
+            case Short(pool, need, free), Refused(_, error):
+                told = (error.pool, error.need, error.free, error.reclaimable)
+                if told != (pool, need, free, 0):
+                    raise Broken("KV-6", f"{name} was refused with pool, need, free, reclaimable {told}, should be {(pool, need, free, 0)}")
+                self.reach.checks["KV-6"] += 1
+            case Bad(), Done():
+                raise Broken("KV-15", f"{name} cannot be right and was accepted")
+            case Bad(), Refused("shortage", error):
+                raise Broken("KV-15", f"{name} cannot be right and was refused as a shortage: {error}")
+            case Bad(kind, argument, clause), Refused(_, error):
+                told = (type(error).__name__, error.argument, error.clause)
+                if told != (kind.__name__, argument, clause):
+                    raise Broken("KV-15", f"{name} was refused with {told}, should be {(kind.__name__, argument, clause)}: {error}")
+                self.reach.checks["KV-15"] += 1
+        self.checker.unchanged(operation)
+
+    def _call_engine(self, operation: Operation) -> Any:
+        subject = self.subject
+        match operation:
+            case Extend(requests, seq_lens, tokens):
+                return subject.extend(requests, seq_lens, tokens)
+            case Decode(requests, kept):
+                return subject.decode(requests, kept)
+            case SpecReserve(requests, reserve, kept):
+                return subject.spec_reserve(requests, reserve, kept)
+            case Commit(requests, accepted, kept):
+                return subject.commit(requests, accepted, kept)
+            case ReleaseOverallocated(request):
+                return subject.release_overallocated(request)
+            case Release(requests, checkpoint):
+                return subject.release(requests, checkpoint)
+            case Retract(requests):
+                return subject.retract(requests)
+        raise TypeError(f"the engine level has no operation {operation.name}")
+
+    def _call_slots(self, operation: Operation) -> Any:
+        subject, ledger = self.subject, self.ledger
+        match operation:
+            case Alloc(_, tokens):
+                return subject.alloc(tokens)
+            case AllocExtend(requests, seq_lens):
+                prefix_lens = [ledger.get(number).allocated for number in requests]
+                return subject.alloc_extend(prefix_lens, seq_lens, [ledger.last_loc(number) for number in requests])
+            case AllocDecode(requests):
+                seq_lens = [ledger.get(number).allocated + 1 for number in requests]
+                return subject.alloc_decode(seq_lens, [ledger.last_loc(number) for number in requests])
+            case Free(requests, rotate):
+                slots = [slot for number in requests for slot in ledger.slots_of(number)]
+                at = rotate % max(len(slots), 1)
+                return subject.free(slots[at:] + slots[:at])
+            case FreeSegment(request, start):
+                return subject.free_segment(ledger.slots_of(request, max(start, 0)), start)
+            case Clear():
+                return subject.clear()
+            case RawCall(method, arguments):
+                return getattr(subject, method)(*arguments)
+        raise TypeError(f"the slot level has no operation {operation.name}")

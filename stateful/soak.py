@@ -1,0 +1,113 @@
+"""The seeded soak: a plain PRNG drives the runner, many times faster than a search that also has to shrink.
+
+    failure = soak("engine", factory, steps=20_000, seed=0, reach=reach)
+
+A run is a series of episodes, each with a configuration of its own. The seed decides everything: the same seed gives
+the same operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from .bad_calls import pick_bad_call
+from .choices import DRAWS, ENGINE_PICK, ENGINE_POSSIBLE, SLOT_PICK, SLOT_POSSIBLE
+from .configuration import Configuration
+from .configurations import CHOICES, configuration
+from .operations import Operation
+from .reach import Reach
+from .replay import Failure
+from .runner import Runner
+from .verdicts import Broken
+
+EPISODE = 250
+"""Operations an episode: long enough to fill the pool and wear its order out several times over, short enough that
+many configurations get their turn (a fresh one costs about as much as ten operations)."""
+
+WEIGHTS = {
+    "extend": 22,
+    "decode": 24,
+    "spec_reserve": 15,
+    "commit": 16,
+    "release_overallocated": 8,
+    "release": 8,
+    "retract": 4,
+    "bad_call": 5,
+    "alloc": 10,
+    "alloc_extend": 30,
+    "alloc_decode": 30,
+    "free": 9,
+    "free_segment": 12,
+    "clear": 1,
+}
+"""Growth outweighs release, so that pools run full and shortages are met; a shortage costs one refused step."""
+
+
+def propose(ledger: Any, level: str, random: Random) -> Operation:
+    """The next operation: a kind that is possible now, by weight, with three draws."""
+    names, possible, pick = _LEVELS[level]
+    # A full pool refuses nearly everything; half of the time, room is made at once.
+    relief = ledger.pages.free == 0 and ledger.live and random.random() < 0.5
+    name = ("release" if level == "engine" else "free") if relief else names[int(random.random() * len(names))]
+    while not possible[name](ledger):
+        name = names[int(random.random() * len(names))]
+    bits = random.getrandbits(18)
+    who, many, much = bits & 63, bits >> 6 & 63, bits >> 12
+    if name == "bad_call":
+        return pick_bad_call(ledger, who, many, much)
+    return pick[name](ledger, who, many, much)
+
+
+def soak(
+    level: str,
+    factory: Callable[[Configuration], Any],
+    *,
+    steps: int,
+    seed: int,
+    reach: Reach,
+    checked: bool = False,
+    progress: Callable[[int], None] = lambda steps: None,
+) -> Failure | None:
+    """Run `steps` operations; the first failure, or None. Checked mode of the core is off unless asked for: the suite,
+    not the core's own guard, has to find the fault."""
+    random = Random(seed)
+    left = steps
+    while left > 0:
+        episode = min(EPISODE, left)
+        config = replace(configuration(level, *(random.randrange(CHOICES) for _ in range(3))), checked=checked)
+        if failure := run_episode(config, factory, random, episode, reach):
+            return failure
+        left -= episode
+        progress(episode)
+    return None
+
+
+def run_episode(
+    config: Configuration, factory: Callable[[Configuration], Any], random: Random, steps: int, reach: Reach
+) -> Failure | None:
+    """One configuration, `steps` operations."""
+    done: list[Operation] = []
+    try:
+        runner = Runner(config, factory, reach)
+        for _ in range(steps):
+            operation = propose(runner.ledger, config.level, random)
+            done.append(operation)
+            runner.step(operation)
+        runner.finish()
+    except Broken as broken:
+        return Failure(config, tuple(done), broken)
+    return None
+
+
+def _by_weight(possible: dict[str, Any]) -> list[str]:
+    return [name for name in possible for _ in range(WEIGHTS[name])]
+
+
+_LEVELS: dict[str, Any] = {
+    "engine": (_by_weight(ENGINE_POSSIBLE), ENGINE_POSSIBLE, ENGINE_PICK),
+    "slots": (_by_weight(SLOT_POSSIBLE), SLOT_POSSIBLE, SLOT_PICK),
+}
+assert DRAWS == 64, "propose splits 18 random bits into three draws"

@@ -1,0 +1,163 @@
+"""kvcore's own allocator as a subject, on both levels.
+
+    kvcore check --subject kvcore
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ... import allocation, release
+from ...allocators.paged import PagedAllocator
+from ...config import PAGE_SIZES
+from ...contract import CONTRACT
+from ...manager import Batch, KVCacheManager
+from ...records import FIELDS, Req
+from ...snapshots import PoolState, Snapshot, snapshot
+from ..configuration import Configuration
+from ..ledger import Recent
+from .protocol import Capabilities
+
+Int64 = NDArray[np.int64]
+
+_WHY_NOT = {
+    "KV-9": "has no prefix cache yet",
+    "KV-10": "has no window and no device map yet",
+    "KV-11": "has no free groups yet",
+    "KV-12": "asked of lockstep subjects only",
+    "KV-14": "asked in kernel lanes only",
+    "KV-16": "has no leases yet",
+}
+_SLOTS_ONLY = {
+    "KV-3": "rows are asked at the engine level",
+    "KV-4": "records are asked at the engine level",
+    "KV-13": "rows are asked at the engine level",
+}
+
+
+def _capabilities(level: str, why_not: dict[str, str]) -> Capabilities:
+    return Capabilities(level, PAGE_SIZES, tuple(c for c in CONTRACT if c not in why_not), why_not)
+
+
+class KvcoreEngine:
+    """The paths of a KVCacheManager, with requests by number."""
+
+    capabilities = _capabilities("engine", _WHY_NOT)
+
+    def __init__(self, config: Configuration) -> None:
+        self.manager = KVCacheManager(config)
+        self.reqs: dict[int, Req] = {}
+        self.batches = Recent()
+
+    def extend(self, requests: Sequence[int], seq_lens: Sequence[int], tokens: Sequence[int]) -> Int64:
+        reqs = [self._req(number) for number in requests]
+        for req, known in zip(reqs, tokens or seq_lens, strict=False):
+            req.token_ids = range(max(known, 0))
+        slots, batch = allocation.alloc_for_extend(self.manager, reqs, seq_lens)
+        self.batches.remember(requests, batch)
+        return slots.cpu().numpy()
+
+    def decode(self, requests: Sequence[int], kept: bool) -> Int64:
+        batch = self._batch(requests, kept)
+        slots = allocation.alloc_for_decode(self.manager, batch)
+        self.batches.remember(requests, batch)
+        return slots.cpu().numpy()
+
+    def spec_reserve(self, requests: Sequence[int], reserve: int, kept: bool) -> None:
+        batch = self._batch(requests, kept)
+        allocation.alloc_for_spec_decode(self.manager, batch, reserve)
+        self.batches.remember(requests, batch)
+
+    def commit(self, requests: Sequence[int], accepted: Sequence[int], kept: bool) -> None:
+        batch = self._batch(requests, kept)
+        allocation.commit(self.manager, batch, accepted)
+        self.batches.remember(requests, batch)
+
+    def release_overallocated(self, request: int) -> int:
+        return release.release_overallocated(self.manager, self._req(request))
+
+    def release(self, requests: Sequence[int], checkpoint: bool) -> None:
+        release.release_kv_cache(self.manager, [self._req(number) for number in requests], checkpoint=checkpoint)
+
+    def retract(self, requests: Sequence[int]) -> None:
+        release.retract(self.manager, [self._req(number) for number in requests])
+
+    def row_of(self, request: int) -> int:
+        return self._req(request).kv.req_pool_idx or 0
+
+    def row(self, request: int, start: int, end: int) -> Int64:
+        table = self.manager.req_to_token_pool.req_to_token
+        return table[self.row_of(request), start:end].cpu().numpy().astype(np.int64)
+
+    def lengths(self, request: int) -> tuple[int, int, int]:
+        kv = self._req(request).kv
+        return kv.cache_protected_len, kv.kv_committed_len, kv.kv_allocated_len
+
+    def available(self) -> int:
+        return self.manager.allocator.available_size()
+
+    def snapshot(self) -> Snapshot:
+        return snapshot(self.manager)
+
+    def _req(self, number: int) -> Req:
+        req = self.reqs.get(number)
+        if req is None:
+            req = self.reqs[number] = Req(number, ())
+        return req
+
+    def _batch(self, requests: Sequence[int], kept: bool) -> Batch:
+        batch: Batch | None = self.batches.get(tuple(requests))
+        if batch is None or not kept:
+            # A real engine makes a batch when its composition changes; the generation tells.
+            batch = Batch(self.manager, [self._req(number) for number in requests])
+        return batch
+
+
+class KvcoreSlots:
+    """The PagedAllocator alone."""
+
+    capabilities = _capabilities("slots", _WHY_NOT | _SLOTS_ONLY)
+
+    def __init__(self, config: Configuration) -> None:
+        self.config = config
+        self.allocator = PagedAllocator(config.num_pages, config.page_size, config.device, config.is_checked)
+
+    def alloc(self, need_size: int) -> Int64:
+        return self.allocator.alloc(need_size).cpu().numpy()
+
+    def alloc_extend(self, prefix_lens: Sequence[int], seq_lens: Sequence[int], last_loc: Sequence[int]) -> Int64:
+        return self.allocator.alloc_extend(prefix_lens, seq_lens, self._tensor(last_loc)).cpu().numpy()
+
+    def alloc_decode(self, seq_lens: Sequence[int], last_loc: Sequence[int]) -> Int64:
+        return self.allocator.alloc_decode(seq_lens, self._tensor(last_loc)).cpu().numpy()
+
+    def free(self, slots: Sequence[int]) -> None:
+        self.allocator.free(self._tensor(slots))
+
+    def free_segment(self, slots: Sequence[int], start_pos: int) -> None:
+        self.allocator.free_segment(self._tensor(slots), start_pos)
+
+    def clear(self) -> None:
+        self.allocator.clear()
+
+    def available(self) -> int:
+        return self.allocator.available_size()
+
+    def snapshot(self) -> Snapshot:
+        config = self.config
+        free = self.allocator.free_list.live.cpu().numpy().copy()
+        nothing = np.zeros((len(FIELDS), 1), dtype=np.int64)
+        pools = {self.allocator.pool: PoolState(config.num_pages, free)}
+        return Snapshot(config.page_size, config.context_len, pools, {}, (), nothing, np.zeros((1, 1), dtype=np.int32))
+
+    def _tensor(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.config.device)
+
+
+def kvcore(config: Configuration) -> KvcoreEngine | KvcoreSlots:
+    """kvcore's own allocator, on the level that the configuration names."""
+    return KvcoreSlots(config) if config.level == "slots" else KvcoreEngine(config)

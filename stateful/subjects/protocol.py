@@ -1,0 +1,82 @@
+"""What an allocator under test offers: a factory, its capabilities, one method per operation.
+
+    def factory(config: Configuration) -> Engine | SlotAllocator: ...
+
+A factory may look at `config.level` and return a subject of that level, or always return the one level it has.
+Methods raise KVCacheOutOfMemory and ContractError to refuse; anything else that they raise is a fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...snapshots import Snapshot
+from ..configuration import Configuration
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a subject says of itself, one sentence each.
+
+    level: which of the two levels it is driven on, "engine" or "slots".
+    page_sizes: the page sizes that it can be made with.
+    asked: the clauses that are asked of it; the others are listed as not asked, with `why_not`.
+    """
+
+    level: str
+    page_sizes: tuple[int, ...]
+    asked: tuple[str, ...]
+    why_not: dict[str, str]
+
+
+class Subject(Protocol):
+    """What both levels share."""
+
+    capabilities: Capabilities
+
+    def snapshot(self) -> Snapshot: ...
+
+    def available(self) -> int:
+        """Free tokens as the allocator counts them."""
+
+
+class Engine(Subject, Protocol):
+    """Requests by number; the subject keeps what belongs to each. `kept` reuses the batch object of the last such call."""
+
+    def extend(self, requests: Sequence[int], seq_lens: Sequence[int], tokens: Sequence[int]) -> Int64: ...
+    def decode(self, requests: Sequence[int], kept: bool) -> Int64: ...
+    def spec_reserve(self, requests: Sequence[int], reserve: int, kept: bool) -> None: ...
+    def commit(self, requests: Sequence[int], accepted: Sequence[int], kept: bool) -> None: ...
+    def release_overallocated(self, request: int) -> int: ...
+    def release(self, requests: Sequence[int], checkpoint: bool) -> None: ...
+    def retract(self, requests: Sequence[int]) -> None: ...
+
+    def row_of(self, request: int) -> int:
+        """The request's row, 0 without one."""
+
+    def row(self, request: int, start: int, end: int) -> Int64:
+        """The slots of positions [start, end) as they stand in the request's row."""
+
+    def lengths(self, request: int) -> tuple[int, int, int]:
+        """Protected, committed and allocated tokens of the request, as the subject's record says."""
+
+
+class SlotAllocator(Subject, Protocol):
+    """The slot allocator alone; slots are lists of integers here, tensors inside."""
+
+    def alloc(self, need_size: int) -> Int64: ...
+    def alloc_extend(self, prefix_lens: Sequence[int], seq_lens: Sequence[int], last_loc: Sequence[int]) -> Int64: ...
+    def alloc_decode(self, seq_lens: Sequence[int], last_loc: Sequence[int]) -> Int64: ...
+    def free(self, slots: Sequence[int]) -> None: ...
+    def free_segment(self, slots: Sequence[int], start_pos: int) -> None: ...
+    def clear(self) -> None: ...
+
+
+Factory = Callable[[Configuration], Any]

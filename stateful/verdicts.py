@@ -1,0 +1,101 @@
+"""What the ledger expects of a call, and what the subject made of it.
+
+    verdict = ledger.expected(operation)       # Legal | Short | Bad
+    outcome = Done(value) | Refused("shortage" | "bad_call", error) | Crashed(error)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ContractError, KVCacheError
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A request that a call lengthens over [start, end) and whose committed length becomes `committed`. Tokens."""
+
+    request: int
+    start: int
+    end: int
+    committed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Legal:
+    """The call has to succeed. `pages` is its exact demand, `returns` the number of slots it returns (None: nothing);
+    `trimmed` are the requests whose tail it takes back."""
+
+    growth: tuple[Growth, ...] = ()
+    pages: int = 0
+    returns: int | None = None
+    trimmed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """The call has to be refused for lack of room, with exactly these numbers (KV-6)."""
+
+    pool: str
+    need: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """The call has to be refused as wrong: by this kind of error, for this clause and argument (KV-15)."""
+
+    error: type[ContractError]
+    argument: str
+    clause: str = "KV-15"
+
+
+Verdict = Legal | Short | Bad
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The call returned."""
+
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The call raised one of the errors that the contract knows: "shortage" or "bad_call"."""
+
+    how: str
+    error: KVCacheError
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """The call ended in an exception from the depths."""
+
+    error: BaseException
+
+
+Outcome = Done | Refused | Crashed
+
+
+class Broken(AssertionError):
+    """A clause does not hold: the one way in which the suite says so."""
+
+    def __init__(self, clause: str, message: str, pages: tuple[int, ...] = (), rows: tuple[int, ...] = ()) -> None:
+        self.clause, self.message, self.pages, self.rows = clause, message, pages, rows
+        super().__init__(f"{clause}: {message}")
+
+
+@dataclass(slots=True)
+class Held:
+    """What the ledger knows of a request: lengths in tokens, and its page at each page index."""
+
+    number: int
+    committed: int = 0
+    allocated: int = 0
+    pages: list[int] = field(default_factory=list)
+    bound: bool = False
+    binding: int = 0
+    retracted: bool = False
+    drafted: bool = False
