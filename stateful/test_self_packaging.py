@@ -177,6 +177,9 @@ def test_bare_pytest_and_a_file_by_its_path_collect_each_test_once(collect: Coll
     assert collect(this, cwd=ROOT) == {"kvcore.stateful.test_self_packaging"}
 
 
+@pytest.mark.skipif(
+    not (ROOT / "stateful").exists(), reason="an unpacked sdist has the rooms in kvcore/ only"
+)
 @pytest.mark.parametrize(
     ("folder", "arguments", "instead"),
     [
