@@ -22,7 +22,7 @@ from .ledger import Ledger
 from .operations import Operation
 from .slot_ledger import SlotLedger
 from .stamps import Stamps, content_of
-from .verdicts import Broken, Legal
+from .verdicts import Broken, Legal, Verdict
 
 Int64 = NDArray[np.int64]
 
@@ -37,7 +37,7 @@ class StateChecker:
         self.state: Snapshot = subject.snapshot()
         self.state_before = self.state
 
-    def before(self, operation: Operation) -> None:
+    def before(self, operation: Operation, verdict: Verdict) -> None:
         """Nothing to do: the state after the last operation is the state before this one."""
 
     def observe(self) -> None:

@@ -27,7 +27,9 @@ SPECULATION = (
 """EAGLE chains and trees, and DFlash blocks, small enough that a reserve of 2K fits a pool of a few pages."""
 
 
-def configuration(level: str, pages: int, rows: int, shape: int) -> Configuration:
+def configuration(
+    level: str, pages: int, rows: int, shape: int, *, checked: bool = False, device: str = "cpu"
+) -> Configuration:
     """The configuration of three draws in 0..CHOICES-1. The context is a few pages, off the page edge half the time."""
     page_size = PAGE_SIZES[shape % len(PAGE_SIZES)]
     max_requests = MAX_REQUESTS[rows % len(MAX_REQUESTS)]
@@ -35,9 +37,10 @@ def configuration(level: str, pages: int, rows: int, shape: int) -> Configuratio
     context_pages = (3, 5, 2, 9)[(rows + pages) % 4]
     context_len = max(context_pages * page_size + (0, 1, -1, page_size // 2)[(pages + shape) % 4], 6)
     if level == "slots":
-        return Configuration(page_size, num_pages, 1, context_len, level="slots")
+        return Configuration(page_size, num_pages, 1, context_len, device, checked=checked, level="slots")
     if max_requests >= 17:  # Room for batches of 17, each with a page or two.
         num_pages = max(num_pages, 40)
+    speculation = SPECULATION[(shape + rows) % len(SPECULATION)]
     return Configuration(
-        page_size, num_pages, max_requests, context_len, speculation=SPECULATION[(shape + rows) % len(SPECULATION)]
+        page_size, num_pages, max_requests, context_len, device, speculation=speculation, checked=checked
     )

@@ -66,7 +66,7 @@ class Runner:
     def step(self, operation: Operation) -> Outcome:
         """Perform one operation; Broken if the subject does anything but what the ledger expects."""
         verdict = self.ledger.expected(operation)
-        self.checker.before(operation)
+        self.checker.before(operation, verdict)
         self.reach.about_to(operation, verdict, self.ledger)
         call = operation.call if isinstance(operation, BadCall) else operation
         try:
@@ -98,20 +98,18 @@ class Runner:
         if self.config.level == "slots":
             self.ledger.apply(operation, verdict, out)
         else:
-            self.ledger.apply(operation, verdict, self.checker.read_row)
             if verdict.returns is not None:
-                rows = [self.checker.read_row(g.request, g.start, g.end) for g in verdict.growth]
-                if not np.array_equal(out, np.concatenate(rows)):
-                    raise Broken("KV-3", f"{operation.name} returned {out.tolist()}, the rows hold {np.concatenate(rows).tolist()}")
+                rows = np.concatenate([self.checker.read_row(g.request, g.start, g.end) for g in verdict.growth])
+                if not np.array_equal(out, rows):
+                    raise Broken("KV-3", f"{operation.name} returned {out.tolist()}, the rows hold {rows.tolist()}")
+            free_before = self.ledger.pages.free
+            self.ledger.apply(operation, verdict, self.checker.read_row)
             if isinstance(operation, ReleaseOverallocated):
-                self._same_slots_given_back(operation, out)
+                # That so many came back in truth is the checker's business: it compares what is free with the ledger.
+                given_back = (self.ledger.pages.free - free_before) * self.config.page_size
+                if out != given_back:
+                    raise Broken("KV-8", f"{operation.name} says it gave {out} slots back, it is {given_back}")
         self.checker.after(operation, verdict)
-
-    def _same_slots_given_back(self, operation: ReleaseOverallocated, out: int) -> None:
-        (before,), (after,) = self.checker.state_before.pools.values(), self.checker.state.pools.values()
-        given_back = (len(after.free) - len(before.free)) * self.config.page_size
-        if out != given_back:
-            raise Broken("KV-8", f"{operation.name} says it gave {out} slots back, it was {given_back}")
 
     def _refused(self, operation: Operation, verdict: Verdict, outcome: Outcome) -> None:
         """The call was refused, or should have been."""
@@ -127,8 +125,9 @@ class Runner:
             case Short(), Done():
                 raise Broken("KV-6", f"{name} succeeded, and pool '{verdict.pool}' has {verdict.free} free of the {verdict.need} it needs")
             case Short(), Refused("bad_call", error):
-                raise Broken("KV-6", f"{name} is short of '{verdict.pool}' and was refused as a bad call: {error}")
+                raise Broken(error.clause, f"{name} is short of '{verdict.pool}' and was refused as a bad call: {error}")
             case Short(pool, need, free), Refused(_, error):
+                self.checker.unchanged(operation)
                 told = (error.pool, error.need, error.free, error.reclaimable)
                 if told != (pool, need, free, 0):
                     raise Broken("KV-6", f"{name} was refused with pool, need, free, reclaimable {told}, should be {(pool, need, free, 0)}")
@@ -141,8 +140,8 @@ class Runner:
                 told = (type(error).__name__, error.argument, error.clause)
                 if told != (kind.__name__, argument, clause):
                     raise Broken("KV-15", f"{name} was refused with {told}, should be {(kind.__name__, argument, clause)}: {error}")
+                self.checker.unchanged(operation)
                 self.reach.checks["KV-15"] += 1
-        self.checker.unchanged(operation)
 
     def _call_engine(self, operation: Operation) -> Any:
         subject = self.subject

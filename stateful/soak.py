@@ -9,7 +9,6 @@ the same operations.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -69,6 +68,7 @@ def soak(
     seed: int,
     reach: Reach,
     checked: bool = False,
+    device: str = "cpu",
     progress: Callable[[int], None] = lambda steps: None,
 ) -> Failure | None:
     """Run `steps` operations; the first failure, or None. Checked mode of the core is off unless asked for: the suite,
@@ -77,7 +77,8 @@ def soak(
     left = steps
     while left > 0:
         episode = min(EPISODE, left)
-        config = replace(configuration(level, *(random.randrange(CHOICES) for _ in range(3))), checked=checked)
+        pages, rows, shape = (random.randrange(CHOICES) for _ in range(3))
+        config = configuration(level, pages, rows, shape, checked=checked, device=device)
         if failure := run_episode(config, factory, random, episode, reach):
             return failure
         left -= episode

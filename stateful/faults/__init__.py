@@ -1,0 +1,61 @@
+"""The gallery: real bugs of KV-cache allocators, re-created as small overrides of the one place that is wrong.
+
+    kvcore faults --only record_forgotten_in_extend
+    kvcore check --subject kvcore.stateful.faults:record_forgotten_in_extend
+
+A suite that has never failed proves nothing. Each fault is a subject: its name is a factory of this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ..subjects.protocol import Factory
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One bug. `source`: where it was reported. `clauses`: the at most two that may name it. `story`: two sentences."""
+
+    id: str
+    source: str
+    clauses: tuple[str, ...]
+    story: str
+    factory: Factory
+
+
+GALLERY: dict[str, Fault] = {}
+
+
+def fault(source: str, *clauses: str) -> Any:
+    """Enter a factory into the gallery under its own name; its docstring is the story."""
+
+    def enter(factory: Any) -> Any:
+        story = " ".join((factory.__doc__ or "").split())
+        GALLERY[factory.__name__] = Fault(factory.__name__, source, clauses, story, factory)
+        return factory
+
+    return enter
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """`owner.name` is `value` for the time of a call."""
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def __getattr__(name: str) -> Factory:
+    if name in GALLERY:
+        return GALLERY[name].factory
+    raise AttributeError(f"the gallery has no fault {name!r}; `kvcore faults` lists them")
+
+
+from . import paths, slots  # noqa: E402, F401  (they enter themselves)

@@ -1,0 +1,78 @@
+"""Faults of the slot allocator: what comes back, and at what granularity.
+
+    kvcore faults --only a_set_freed_slot_by_slot
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...allocators.paged import PagedAllocator
+from ..configuration import Configuration
+from ..subjects.kvcore import KvcoreEngine, KvcoreSlots
+from . import fault
+
+
+def enter(source: str, *clauses: str) -> Any:
+    def enter_class(cls: type[KvcoreSlots]) -> Any:
+        def factory(config: Configuration) -> Any:
+            return cls(config) if config.level == "slots" else KvcoreEngine(config)
+
+        factory.__name__, factory.__doc__ = cls.__name__, cls.__doc__
+        return fault(source, *clauses)(factory)
+
+    return enter_class
+
+
+@enter("sgl-project/sglang#25590", "KV-8")
+class a_set_freed_in_pieces(KvcoreSlots):
+    """A set of slots comes back in two calls and each counts its pages by itself. A page that straddles them enters the
+    free list twice."""
+
+    def free(self, slots: Sequence[int]) -> None:
+        pages = [torch.unique(self._tensor(part) // self.config.page_size) for part in (slots[:1], slots[1:])]
+        for part in pages:
+            if len(part) <= self.allocator.free_list.head:
+                self.allocator.free_list.push(part)
+
+
+@enter("none known", "KV-8")
+class a_partial_last_page_not_freed(KvcoreSlots):
+    """A segment's pages are counted by rounding its end down. The last page of every request that ends mid-page stays
+    behind."""
+
+    def free_segment(self, slots: Sequence[int], start_pos: int) -> None:
+        whole = len(slots) - len(slots) % self.config.page_size
+        super().free_segment(slots[:whole], start_pos)
+
+
+@enter("S-12", "KV-15")
+class sizes_off_the_page_accepted(KvcoreSlots):
+    """A size that is no page multiple is rounded down without a word. The caller gets fewer slots than it asked for."""
+
+    def alloc(self, need_size: int) -> Any:
+        return super().alloc(need_size - need_size % self.config.page_size)
+
+
+@enter("sgl-project/sglang#34399", "KV-7")
+class pages_taken_before_the_check(KvcoreSlots):
+    """The free list's head moves before the demand is compared with what is free. A refused extend leaves it there."""
+
+    def alloc_extend(self, *call: Any) -> Any:
+        require: Callable[[int], None] = PagedAllocator.require.__get__(self.allocator)
+
+        def take_first(pages: int) -> None:
+            if pages > self.allocator.free_list.count:
+                self.allocator.free_list.advance(self.allocator.free_list.count)
+                raise_after = pages
+                require(raise_after)
+            require(pages)
+
+        self.allocator.require = take_first  # type: ignore[method-assign]
+        try:
+            return super().alloc_extend(*call)
+        finally:
+            del self.allocator.require  # type: ignore[method-assign]

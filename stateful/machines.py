@@ -1,0 +1,147 @@
+"""The Hypothesis machines: the same operations and the same runner, found by search and shrunk.
+
+    class TestMyPaths(PathMachine.TestCase):
+        settings = machine_settings("ci")
+
+What is checked is the runner's business: `PathMachine` drives the engine level, `AllocatorMachine` the slot level.
+The subject is read when a machine starts, so one source serves every allocator and every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from . import options
+from .bad_calls import pick_bad_call
+from .choices import DRAWS, ENGINE_PICK, ENGINE_POSSIBLE, SLOT_PICK, SLOT_POSSIBLE
+from .configurations import CHOICES, configuration
+from .operations import Operation
+from .profiles import PROFILES
+from .reach import Reach
+from .replay import Failure
+from .runner import Runner
+from .subjects import load_subject
+from .verdicts import Broken
+
+draw = st.integers(0, DRAWS - 1)
+choice = st.integers(0, CHOICES - 1)
+
+
+def machine_settings(profile: str, **changes: Any) -> settings:
+    """Settings of a machine in this profile.
+
+    One bug at a time and no explain phase: with Hypothesis's defaults shrinking took minutes instead of seconds.
+    No deadline and no health checks: a first step on a GPU compiles kernels, and a machine draws much by design.
+    """
+    chosen = PROFILES[profile]
+    given: dict[str, Any] = {
+        "max_examples": chosen.examples,
+        "stateful_step_count": chosen.example_steps,
+        "deadline": None,
+        "report_multiple_bugs": False,
+        "phases": (Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink),
+        "suppress_health_check": list(HealthCheck),
+        "print_blob": False,
+    }
+    return settings(**{**given, **changes})
+
+
+class Machine(RuleBasedStateMachine):
+    """What both machines share: a runner that starts with the drawn configuration, and the one place that raises."""
+
+    level: ClassVar[str]
+    pick: ClassVar[dict[str, Callable[[Any, int, int, int], Operation]]]
+    reach: ClassVar[Reach] = Reach()
+    failure: ClassVar[Failure | None] = None
+    """The last failure seen; Hypothesis ends with the smallest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner: Runner | None = None
+        self.done: list[Operation] = []
+
+    @initialize(pages=choice, rows=choice, shape=choice)
+    def start(self, pages: int, rows: int, shape: int) -> None:
+        """Every sequence has a configuration of its own. Checked mode is on for one shape in two."""
+        checked = shape >= CHOICES // 2
+        config = configuration(self.level, pages, rows, shape, checked=checked, device=options.current.device)
+        self._guard(config, lambda: self._make(config))
+
+    def teardown(self) -> None:
+        if self.runner is not None:
+            runner = self.runner
+            self._guard(runner.config, runner.finish)
+
+    def step(self, name: str, who: int, many: int, much: int) -> None:
+        """Resolve three draws against the ledger and perform the operation."""
+        assert self.runner is not None
+        ledger = self.runner.ledger
+        chosen = pick_bad_call if name == "bad_call" else self.pick[name]
+        operation = chosen(ledger, who, many, much)
+        self.done.append(operation)
+        runner = self.runner
+        self._guard(runner.config, lambda: runner.step(operation))
+
+    def _make(self, config: Any) -> None:
+        self.runner = Runner(config, load_subject(options.current.subject), self.reach)
+
+    def _guard(self, config: Any, act: Callable[[], Any]) -> None:
+        """The one place where a failure surfaces."""
+        broken = None
+        try:
+            act()
+        except Broken as error:
+            broken = error
+        if broken is not None:
+            self.runner = None
+            type(self).failure = Failure(config, tuple(self.done), broken)
+            raise broken
+
+
+def _rule(name: str, possible: dict[str, Callable[[Any], Any]]) -> Any:
+    """The rule of one operation, legal to draw exactly when it is possible."""
+
+    def perform(self: Machine, who: int, many: int, much: int) -> None:
+        self.step(name, who, many, much)
+
+    perform.__name__ = perform.__qualname__ = name
+    when = possible[name]
+    guarded = precondition(lambda self: self.runner is not None and bool(when(self.runner.ledger)))
+    return guarded(rule(who=draw, many=draw, much=draw)(perform))
+
+
+class PathMachine(Machine):
+    """Every interleaving of the paths: extend, decode, reserve, commit, trim, release, retract, and bad calls."""
+
+    level = "engine"
+    pick = ENGINE_PICK
+    extend = _rule("extend", ENGINE_POSSIBLE)
+    decode = _rule("decode", ENGINE_POSSIBLE)
+    spec_reserve = _rule("spec_reserve", ENGINE_POSSIBLE)
+    commit = _rule("commit", ENGINE_POSSIBLE)
+    release_overallocated = _rule("release_overallocated", ENGINE_POSSIBLE)
+    release = _rule("release", ENGINE_POSSIBLE)
+    retract = _rule("retract", ENGINE_POSSIBLE)
+    bad_call = _rule("bad_call", ENGINE_POSSIBLE)
+
+
+class AllocatorMachine(Machine):
+    """Every interleaving of the slot allocator's calls."""
+
+    level = "slots"
+    pick = SLOT_PICK
+    alloc = _rule("alloc", SLOT_POSSIBLE)
+    alloc_extend = _rule("alloc_extend", SLOT_POSSIBLE)
+    alloc_decode = _rule("alloc_decode", SLOT_POSSIBLE)
+    free = _rule("free", SLOT_POSSIBLE)
+    free_segment = _rule("free_segment", SLOT_POSSIBLE)
+    clear = _rule("clear", SLOT_POSSIBLE)
+    bad_call = _rule("bad_call", SLOT_POSSIBLE)
+
+
+MACHINES: dict[str, type[Machine]] = {"engine": PathMachine, "slots": AllocatorMachine}

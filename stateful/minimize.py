@@ -1,0 +1,175 @@
+"""Delta debugging: from any failing sequence to a 1-minimal one that breaks the same clause.
+
+    small = minimize(failure, factory)
+
+Operations first, then their arguments, then the configuration, again and again until no single step helps: no
+operation can be left out, no batch member, no number made smaller, no size of the configuration.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+from ..errors import KVCacheError
+from .configuration import Configuration
+from .operations import BadCall, Operation, RawCall
+from .replay import Failure, run
+
+Operations = tuple[Operation, ...]
+Try = Callable[[Configuration, Operations], Failure | None]
+
+
+def minimize(failure: Failure, factory: Callable[[Configuration], Any], *, seconds: float = 60.0) -> Failure:
+    """The smallest failure found that breaks the same clause. Stops early when the time is up, with what it has."""
+    clause, deadline = failure.broken.clause, time.monotonic() + seconds
+
+    def attempt(config: Configuration, operations: Operations) -> Failure | None:
+        if time.monotonic() > deadline:
+            return None
+        found = run(config, operations, factory)
+        return found if found and found.broken.clause == clause else None
+
+    best = attempt(failure.config, failure.operations) or failure
+    while True:
+        before = (best.config, best.operations)
+        best = _fewer_operations(best, attempt)
+        best = _simpler_operations(best, attempt)
+        best = _simpler_configuration(best, attempt)
+        best = _fewer_operations_in_less_room(best, attempt)
+        if (best.config, best.operations) == before:
+            return _renumbered(best, attempt)
+
+
+def _fewer_operations(best: Failure, attempt: Try) -> Failure:
+    """Leave out runs of operations, halving their length down to one, the last ones first."""
+    size = max(len(best.operations) // 2, 1)
+    while True:
+        start = len(best.operations) - size
+        while start > -size:
+            kept = best.operations[: max(start, 0)] + best.operations[start + size :]
+            if found := attempt(best.config, kept):
+                best = found
+                start = min(start, len(best.operations))
+            start -= size
+        if size == 1:
+            return best
+        size //= 2
+
+
+def _simpler_operations(best: Failure, attempt: Try) -> Failure:
+    """Each operation with fewer members, smaller numbers, plainer flags."""
+    index = 0
+    while index < len(best.operations):
+        for simpler in _simpler(best.operations[index]):
+            if found := attempt(best.config, (*best.operations[:index], simpler, *best.operations[index + 1 :])):
+                best = found
+                break
+        else:
+            index += 1
+    return best
+
+
+def _simpler(operation: Operation) -> Iterator[Operation]:
+    if isinstance(operation, BadCall):
+        yield from (replace(operation, call=call) for call in _simpler(operation.call))
+        return
+    if isinstance(operation, RawCall):
+        return
+    values = {f.name: getattr(operation, f.name) for f in fields(operation)}
+    lists = [name for name, value in values.items() if isinstance(value, tuple) and value]
+    longest = max((len(values[name]) for name in lists), default=0)
+    if longest > 1:
+        for gone in range(longest):
+            yield replace(operation, **{n: values[n][:gone] + values[n][gone + 1 :] for n in lists})
+    for name, value in values.items():
+        if name in ("request", "requests"):
+            continue
+        if isinstance(value, tuple):
+            for i, number in enumerate(value):
+                for less in _less(number):
+                    yield replace(operation, **{name: (*value[:i], less, *value[i + 1 :])})
+        elif value is True:
+            yield replace(operation, **{name: False})
+        elif isinstance(value, int) and value is not False:
+            yield from (replace(operation, **{name: less}) for less in _less(value))
+
+
+def _less(number: int) -> Iterator[int]:
+    """Smaller numbers of the same sign, the smallest first."""
+    seen = set()
+    for less in (0, 1, number // 2, number - 1):
+        if 0 <= less < number and less not in seen:
+            seen.add(less)
+            yield less
+
+
+def _simpler_configuration(best: Failure, attempt: Try) -> Failure:
+    """Fewer pages, rows and tokens, no speculation, smaller pages."""
+    progress = True
+    while progress:
+        progress = False
+        for change in _changes(best.config):
+            try:
+                config = replace(best.config, **change)
+            except KVCacheError:
+                continue
+            if found := attempt(config, best.operations):
+                best, progress = found, True
+                break
+    return best
+
+
+def _changes(config: Configuration) -> Iterator[dict[str, Any]]:
+    if config.speculation is not None:
+        yield {"speculation": None}
+        for name in ("steps", "topk", "draft_tokens"):
+            for less in _less(getattr(config.speculation, name)):
+                if less:
+                    yield {"speculation": replace(config.speculation, **{name: less})}
+    for size in (1, 2, 4):
+        if size < config.page_size:
+            yield {"page_size": size}
+    for name in ("num_pages", "max_requests", "context_len"):
+        yield from ({name: less} for less in _less(getattr(config, name)) if less)
+    if config.checked:
+        yield {"checked": False}
+
+
+def _fewer_operations_in_less_room(best: Failure, attempt: Try) -> Failure:
+    """One operation less and a smaller pool at once: what only fills the pool can go when the pool shrinks with it."""
+    index = len(best.operations) - 2
+    while index >= 0:
+        kept = best.operations[:index] + best.operations[index + 1 :]
+        for name in ("num_pages", "max_requests"):
+            found = None
+            for less in range(getattr(best.config, name) - 1, 0, -1):
+                if found := attempt(replace(best.config, **{name: less}), kept):
+                    break
+            if found:
+                best = found
+                break
+        index = min(index, len(best.operations) - 1) - 1
+    return best
+
+
+def _renumbered(best: Failure, attempt: Try) -> Failure:
+    """Requests counted 1, 2, 3 in the order in which they appear, if that still fails."""
+    order: dict[int, int] = {}
+    renumbered = tuple(_with_numbers(operation, order) for operation in best.operations)
+    return attempt(best.config, renumbered) or best
+
+
+def _with_numbers(operation: Operation, order: dict[int, int]) -> Operation:
+    if isinstance(operation, BadCall):
+        return replace(operation, call=_with_numbers(operation.call, order))
+    new = {}
+    for f in fields(operation):
+        value = getattr(operation, f.name)
+        if f.name == "request":
+            new[f.name] = order.setdefault(value, len(order) + 1)
+        elif f.name == "requests":
+            new[f.name] = tuple(order.setdefault(number, len(order) + 1) for number in value)
+    return replace(operation, **new)

@@ -1,0 +1,79 @@
+"""How much a run does, and what it promises to reach: quick, ci, nightly.
+
+    PROFILES["quick"].soak_steps["engine"]
+
+Every profile is a fixed number of operations, so that a seed reproduces a run whatever the machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .operations import ENGINE_OPERATIONS, SLOT_OPERATIONS
+from .reach import Reach
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Operations of the soak and examples of the machines, by level; the floors scale with them.
+
+    shards: independent pieces of the soak; together with the machines they are what workers share.
+    examples, example_steps: Hypothesis's max_examples and stateful_step_count of one machine piece.
+    pieces: machine pieces a level.
+    """
+
+    name: str
+    soak_steps: int
+    shards: int
+    examples: int
+    example_steps: int
+    pieces: int
+    floor: int
+
+    def missing(self, reach: Reach, levels: tuple[str, ...]) -> list[str]:
+        """What was promised and not reached, in sentences."""
+        found = []
+        for level in levels:
+            operations = [c.name for c in (ENGINE_OPERATIONS if level == "engine" else SLOT_OPERATIONS)]
+            for name in operations:
+                floor = self.floor // 10 if name == "clear" else self.floor
+                changed = reach.operations.get(name, {}).get("changed", 0)
+                if changed < floor:
+                    found.append(f"operation {name} took effect {changed} times, promised are {floor}")
+        refused = reach.operations.get("bad_call", {}).get("refused", 0)
+        if refused < self.floor:
+            found.append(f"bad_call was refused {refused} times, promised are {self.floor}")
+        states = SLOT_STATES + (ENGINE_STATES if "engine" in levels else ())
+        for name in states:
+            if reach.states[name] < self.floor // 10:
+                found.append(f"state '{name}' was reached {reach.states[name]} times, promised are {self.floor // 10}")
+        if reach.states["three or more live"] * 2 < reach.steps:
+            share = reach.states["three or more live"] / max(reach.steps, 1)
+            found.append(f"three or more requests were live in {share:.0%} of the steps, promised is half")
+        return found
+
+
+SLOT_STATES = ("pool full", "partial tail", "short of full", *(f"batch of {n}" for n in range(1, 18)))
+ENGINE_STATES = (
+    "rows full",
+    "short of rows",
+    "row nearly full",
+    "over-allocated tail",
+    "zero-length member",
+    "mid-page chunk",
+    "stop inside the draft",
+    "resumed",
+    "none accepted",
+    "some accepted",
+    "all accepted",
+)
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile("quick", soak_steps=30_000, shards=6, examples=40, example_steps=50, pieces=2, floor=200),
+        Profile("ci", soak_steps=300_000, shards=20, examples=150, example_steps=60, pieces=6, floor=2_000),
+        Profile("nightly", soak_steps=1_800_000, shards=60, examples=400, example_steps=80, pieces=20, floor=10_000),
+    )
+}
+"""soak_steps is a level. quick takes under a minute on two cores, ci about 5 minutes, nightly about 30."""
