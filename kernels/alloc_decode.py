@@ -1,12 +1,27 @@
 """Slots of a decode step: one token each; a request at a page edge takes a page.
 
-    out_cache_loc = alloc_decode(seq_lens, last_loc, free_pages, page_size)       # seq_lens count the new token
+    alloc_decode(seq_lens, last_loc, free_pages, page_size, out)       # seq_lens count the new token
+
+The pages are the next ones of the free list, in batch order. One program walks the batch tile by tile and carries the
+number of pages taken so far: linear in the batch, where a program for each request has to sum up all earlier ones.
 """
+
+# Kernels are in Triton's language, which is not typed Python.
+# mypy: allow-untyped-defs, allow-incomplete-defs
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
+
+from .get_last_loc import contiguous_output
+from .jit import jit, number_of_warps
+
+if TYPE_CHECKING:
+    import torch
+    import triton.language as tl
 
 Int64 = NDArray[np.int64]
 
@@ -28,3 +43,47 @@ def alloc_decode_reference(seq_lens: Int64, last_loc: Int64, free_pages: Int64, 
     out = last_loc + 1
     out[takes] = free_pages[: np.count_nonzero(takes)] * page_size
     return out
+
+
+@jit
+def alloc_decode_kernel(seq_lens, last_loc, free_pages, out, batch, PAGE_SIZE: tl.constexpr, TILE: tl.constexpr):
+    taken = 0
+    low = 0
+    while low < batch:
+        member = low + tl.arange(0, TILE)
+        valid = member < batch
+        seq_len = tl.load(seq_lens + member, mask=valid, other=0)
+        takes = valid & (((seq_len - 1) & (PAGE_SIZE - 1)) == 0)
+        last = tl.load(last_loc + member, mask=valid, other=0).to(tl.int64)
+        rank = taken + tl.cumsum(takes.to(tl.int32), 0) - 1
+        page = tl.load(free_pages + rank, mask=takes, other=0).to(tl.int64)
+        tl.store(out + member, tl.where(takes, page * PAGE_SIZE, last + 1), mask=valid)
+        taken += tl.sum(takes.to(tl.int32), 0)
+        low += TILE
+
+
+def alloc_decode(
+    seq_lens: torch.Tensor,
+    last_loc: torch.Tensor,
+    free_pages: torch.Tensor,
+    page_size: int,
+    out: torch.Tensor,
+    tile: int = 2048,
+) -> None:
+    """Fill `out` (int64[bs]) on the device.
+
+    seq_lens, last_loc: int32[bs] or int64[bs]; free_pages may begin anywhere.
+    """
+    batch = len(seq_lens)
+    if batch:
+        alloc_decode_kernel.launch(
+            (1,),
+            seq_lens.contiguous(),
+            last_loc.contiguous(),
+            free_pages.contiguous(),
+            contiguous_output(out),
+            batch,
+            PAGE_SIZE=page_size,
+            TILE=tile,
+            num_warps=number_of_warps(tile),
+        )

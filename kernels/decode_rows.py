@@ -1,15 +1,30 @@
 """The decode path in one step: last slot, page rank, slot, row write.
 
-    out_cache_loc = decode_rows(req_to_token, rows, lens, free_pages, page_size)
+    out_cache_loc = decode_rows(req_to_token, rows, lens, free_ids, head, page_size, mirror)
+
+The device keeps what a step needs of what the host knows: the head of the free list, the batch's rows, their lengths
+(a `Mirror`). The kernel moves them on as the host moves its own, so step after step sends nothing; after another path
+has taken or given back pages the next step sends them once more, in one copy. Nothing is ever read back.
 """
+
+# Kernels are in Triton's language, which is not typed Python.
+# mypy: allow-untyped-defs, allow-incomplete-defs
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from .alloc_decode import Int64, alloc_decode_reference
-from .get_last_loc import get_last_loc_reference
+from .alloc_decode import Int64, alloc_decode_reference, starts_a_page
+from .get_last_loc import get_last_loc_reference, row_stride_of
+from .jit import jit, number_of_warps
+from .upload import upload
+
+if TYPE_CHECKING:
+    import triton.language as tl
 
 
 def decode_rows_reference(
@@ -22,4 +37,91 @@ def decode_rows_reference(
     last_loc = get_last_loc_reference(req_to_token, rows, lens)
     out = alloc_decode_reference(lens + 1, last_loc, free_pages, page_size)
     req_to_token[rows, lens] = out
+    return out
+
+
+@jit
+def decode_rows_kernel(
+    req_to_token, row_stride, block, free_ids, out, batch, PAGE_SIZE: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """`block`: int32[1 + 2 * bs], the head of the free list, the rows, their lengths; left as they are after the step.
+
+    One program: a second one could move a length or the head on while the first still counts with it.
+    """
+    head = tl.load(block)
+    rows = block + 1
+    lens = block + 1 + batch
+    taken = 0
+    low = 0
+    while low < batch:
+        member = low + tl.arange(0, TILE)
+        valid = member < batch
+        row = tl.load(rows + member, mask=valid, other=0).to(tl.int64)
+        length = tl.load(lens + member, mask=valid, other=0)
+        takes = valid & ((length & (PAGE_SIZE - 1)) == 0)
+        row_end = req_to_token + row * row_stride + length
+        last = tl.load(row_end - 1, mask=valid & (length > 0), other=-1).to(tl.int64)
+        rank = taken + tl.cumsum(takes.to(tl.int32), 0) - 1
+        page = tl.load(free_ids + head + rank, mask=takes, other=0)
+        slot = tl.where(takes, page * PAGE_SIZE, last + 1)
+        tl.store(out + member, slot, mask=valid)
+        tl.store(row_end, slot.to(tl.int32), mask=valid)
+        tl.store(lens + member, length + 1, mask=valid)
+        taken += tl.sum(takes.to(tl.int32), 0)
+        low += TILE
+    tl.debug_barrier()  # Every thread has read the head.
+    tl.store(block, head + taken)
+
+
+class Mirror:
+    """The device's copy of a batch's rows and lengths and of the free list's head, as the last step left them.
+
+    `head` and `lens` say on the host what stands in `block`. A mirror belongs to one batch: its rows do not change.
+    """
+
+    __slots__ = ("block", "head", "lens")
+
+    def __init__(self) -> None:
+        self.block: torch.Tensor | None = None
+        self.head = -1
+        self.lens: Int64 = np.zeros(0, np.int64)
+
+    def of(self, head: int, rows: Int64, lens: Int64, device: torch.device) -> torch.Tensor:
+        """The block, sent anew unless it stands as the host says."""
+        if self.block is None or self.head != head or not (self.lens == lens).all():
+            self.block = upload((np.array([head]), rows, lens), torch.int32, device)
+        return self.block
+
+
+def decode_rows(
+    req_to_token: torch.Tensor,
+    rows: Int64,
+    lens: Int64,
+    free_ids: torch.Tensor,
+    head: int,
+    page_size: int,
+    mirror: Mirror | None = None,
+    tile: int = 2048,
+) -> torch.Tensor:
+    """The slots on the device, int64[bs]. rows, lens are the host's; free_ids[head:] is free."""
+    batch = len(rows)
+    mirror = mirror or Mirror()
+    out = torch.empty(batch, dtype=torch.int64, device=req_to_token.device)
+    block = mirror.of(head, rows, lens, out.device)
+    mirror.block = None  # Until the launch is out it stands for nothing.
+    decode_rows_kernel.launch(
+        (1,),
+        req_to_token,
+        row_stride_of(req_to_token),
+        block,
+        free_ids,
+        out,
+        batch,
+        PAGE_SIZE=page_size,
+        TILE=tile,
+        num_warps=number_of_warps(tile),
+    )
+    lens_after = lens + 1
+    mirror.block, mirror.lens = block, lens_after
+    mirror.head = head + int(np.count_nonzero(starts_a_page(lens_after, page_size)))
     return out
