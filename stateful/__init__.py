@@ -1,4 +1,4 @@
 """Sequences of operations against an allocator: the ledger, the runner, and what drives it.
 
-    kvcore check --subject my.package:factory
+kvcore check --subject my.package:factory
 """

@@ -32,14 +32,15 @@ from .slot_ledger import SlotLedger
 
 
 def pick_bad_call(ledger: Any, who: int, many: int, much: int) -> Operation:
-    """One of the kinds that apply now; `who` picks it, `many` and `much` how far off it is."""
-    kinds = list(_engine(ledger, many, much) if isinstance(ledger, Ledger) else _slots(ledger, many, much))
-    kind, call = kinds[(who + DRIFT * much) % len(kinds)]
+    """One of the kinds that apply now; `who` counts to it, `many` and `much` say how far off it is."""
+    kinds = _engine(ledger, many, much) if isinstance(ledger, Ledger) else _slots(ledger, many, much)
+    passed = []
+    for kind, call in kinds:
+        passed.append((kind, call))
+        if len(passed) > who:
+            break
+    kind, call = passed[who % len(passed)]
     return BadCall(kind, call)
-
-
-DRIFT = 7
-"""Coprime to most counts of kinds, so that two draws together reach every kind."""
 
 
 def _engine(ledger: Ledger, many: int, much: int) -> Iterator[tuple[str, Operation]]:
@@ -59,7 +60,7 @@ def _engine(ledger: Ledger, many: int, much: int) -> Iterator[tuple[str, Operati
     yield "extend_past_the_tokens", Extend((new,), (min(limit, 2 + many),), (1,))
     yield "extend_a_request_twice", Extend((new, new), (1, 1))
     yield "extend_with_lengths_that_disagree", Extend((new,), (1, 1) if much % 2 else ())
-    for requests, bindings in ledger.batches.items():
+    for requests, bindings in ledger.batches.kept.items():
         if bindings != ledger.bindings(requests):
             yield "decode_with_a_stale_batch", Decode(requests, kept=True)
             yield "reserve_with_a_stale_batch", SpecReserve(requests, 1, kept=True)
@@ -78,7 +79,10 @@ def _engine(ledger: Ledger, many: int, much: int) -> Iterator[tuple[str, Operati
     yield "reserve_more_than_a_step_needs", SpecReserve((one,), ledger.reserve + 1)
     yield "commit_a_negative_count", Commit((one,), (-1,))
     yield "commit_with_counts_that_disagree", Commit((one,), ())
-    yield "commit_past_what_is_allocated", Commit((one,), (ledger.live[one].allocated - ledger.live[one].committed + 1,))
+    yield (
+        "commit_past_what_is_allocated",
+        Commit((one,), (ledger.live[one].allocated - ledger.live[one].committed + 1,)),
+    )
     if tails := drafted(ledger):
         tail = tails[many % len(tails)]
         held = ledger.live[tail]
@@ -120,7 +124,7 @@ def _by_value(ledger: SlotLedger, many: int, pages: int, size: int) -> Iterator[
     yield "free_a_slot_out_of_range", RawCall("free", (((pages + 1) * size + many,),))
     yield "extend_a_prefix_without_its_last_slot", RawCall("alloc_extend", ((1,), (2,), (-1,)))
     yield "extend_no_prefix_with_a_last_slot", RawCall("alloc_extend", ((0,), (2,), (size,)))
-    free = [page for page in range(1, pages + 1) if not ledger.pages.owner[page]]
+    free = sorted(ledger.pages.unheld)
     if free:
         page = free[many % len(free)]
         yield "free_a_page_that_is_free", RawCall("free", (tuple(range(page * size, page * size + size)),))
@@ -137,5 +141,3 @@ def _by_value(ledger: SlotLedger, many: int, pages: int, size: int) -> Iterator[
             wrong = slots[-1] + 1
             yield "extend_from_the_wrong_offset", RawCall("alloc_extend", ((len(slots),), (len(slots) + 1,), (wrong,)))
         return
-
-

@@ -30,7 +30,7 @@ GIVES_BACK = ("release", "retract", "release_overallocated", "free", "free_segme
 
 
 class StateChecker:
-    """What the checkers of both levels share: the last state, the state before, and the refusal that changes nothing."""
+    """What the checkers of both levels share: the last state, the one before, the refusal that changes nothing."""
 
     def __init__(self, subject: Any, ledger: Any, checks: Counter[str]) -> None:
         self.subject, self.ledger, self.checks = subject, ledger, checks
@@ -69,8 +69,8 @@ class StateChecker:
 
 
 class FullChecker(StateChecker):
-    """The engine level. It keeps the state that has to be: every entry of the table, stale ones too, every record, every
-    stamp. One comparison of each tells whether all is well; only where one differs is it asked which clause that is."""
+    """The engine level. It keeps the state that has to be: every entry of the table, stale ones too, every record,
+    every stamp. One comparison of each tells whether all is well; where one differs it asks which clause that is."""
 
     ledger: Ledger
 
@@ -137,8 +137,8 @@ class FullChecker(StateChecker):
             self.stamps.forget(row, held.allocated)
 
     def _name_what_is_wrong(self, operation: Operation) -> None:
-        """Record, bounds, layout, owner: the first that does not hold. Every AUDIT_EVERY operations also where all seems
-        well, so that the recount from the raw state is exercised by itself."""
+        """Record, bounds, layout, owner: the first that does not hold. Every AUDIT_EVERY operations also where all
+        seems well, so that the recount from the raw state is exercised by itself."""
         state, live = self.state, self.ledger.live
         if sorted(state.bound.values()) != sorted(live):
             raise Broken("KV-4", f"requests with a row are {sorted(state.bound.values())}, should be {sorted(live)}")
@@ -156,13 +156,16 @@ class FullChecker(StateChecker):
         if changed.any():
             row, position = (int(i[0]) for i in np.nonzero(changed))
             inside = position < state.records[2, row]
-            what = f"row {row}, position {position} went from slot {self.table[row, position]} to {state.slots[row, position]}"
+            was, now = self.table[row, position], state.slots[row, position]
+            what = f"row {row}, position {position} went from slot {was} to {now}"
             raise Broken("KV-3" if inside else "KV-13", f"after {operation.name}: {what}", rows=(row,))
         for violation in violations:
             raise _named(violation, operation)
         (pool,) = state.pools.values()
         if not self.ledger.pages.are_exactly_free(pool.free):
-            raise Broken("KV-1", f"after {operation.name}: pages {pool.free.tolist()} are free, the ledger knows others")
+            raise Broken(
+                "KV-1", f"after {operation.name}: pages {pool.free.tolist()} are free, the ledger knows others"
+            )
 
 
 AUDIT_EVERY = 16
@@ -180,19 +183,18 @@ class SlotChecker(StateChecker):
 
     def after(self, operation: Operation, verdict: Legal) -> None:
         """After a call that succeeded and that the ledger has entered."""
-        owner, size = self.ledger.pages.owner, self.state.page_size
+        size, pages = self.state.page_size, self.ledger.pages
         (pool,) = self.state.pools.values()
-        listed = np.concatenate((pool.free, pool.staged, pool.queued))
+        listed = np.concatenate((pool.free, pool.staged, pool.queued)).tolist()
         self.checks.update(_AUDITED_SLOTS)
-        if len(listed) and (listed.min() < 1 or listed.max() > pool.num_pages):
-            bad = listed[(listed < 1) | (listed > pool.num_pages)].tolist()
-            raise Broken("KV-2" if 0 in bad else "KV-1", f"after {operation.name}: pages {bad} are listed as free")
-        counts = np.bincount(listed, minlength=pool.num_pages + 1)[1:]
-        expected = owner[1:] == 0
-        if not np.array_equal(counts, expected):
-            twice = (np.flatnonzero(counts > 1) + 1).tolist()
-            held = (np.flatnonzero((counts > 0) & ~expected) + 1).tolist()
-            lost = (np.flatnonzero((counts == 0) & expected) + 1).tolist()
+        if len(listed) != pages.free or set(listed) != pages.unheld:
+            outside = sorted({page for page in listed if not 1 <= page <= pool.num_pages})
+            if outside:
+                clause = "KV-2" if 0 in outside else "KV-1"
+                raise Broken(clause, f"after {operation.name}: pages {outside} are listed as free")
+            twice = sorted(page for page, count in Counter(listed).items() if count > 1)
+            held = sorted(pages.owner.keys() & set(listed))
+            lost = sorted(pages.unheld - set(listed))
             violation = Violation(
                 "KV-1",
                 f"pages listed twice as free: {twice}; free and held: {held}; lost: {lost}",
@@ -211,7 +213,9 @@ class SlotChecker(StateChecker):
             position = np.arange(held_by.allocated)
             slots = np.array(held_by.pages, dtype=np.int64)[position // size] * size + position % size
             if (self.content[slots] != content_of(number, position)).any():
-                raise Broken("KV-1", f"a slot of request {number} holds what another one wrote", pages=tuple(held_by.pages))
+                raise Broken(
+                    "KV-1", f"a slot of request {number} holds what another one wrote", pages=tuple(held_by.pages)
+                )
 
 
 _FULL = Counter({"KV-1": 1, "KV-2": 1, "KV-3": 1, "KV-4": 1, "KV-13": 1})

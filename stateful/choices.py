@@ -67,7 +67,7 @@ def new_number(ledger: Any) -> int:
 
 
 def target(start: int, size: int, limit: int, room: int, much: int, *, bound: bool) -> int:
-    """A length to extend to from `start`: `much` picks the edge; clipped to `limit` tokens and, mostly, to `room` pages."""
+    """A length to extend to from `start`: `much` picks the edge; clipped to `limit` tokens, mostly to `room` pages."""
     edge = -(-start // size) * size
     kind = much % 16
     want = (
@@ -108,7 +108,9 @@ def _extend(ledger: Ledger, who: int, many: int, much: int) -> Operation:
             if rows <= 0:
                 continue
             rows -= 1
-        seq = target(held.allocated, ledger.config.page_size, ledger.config.context_len, room, much + 5 * i, bound=held.bound)
+        seq = target(
+            held.allocated, ledger.config.page_size, ledger.config.context_len, room, much + 5 * i, bound=held.bound
+        )
         room = max(room - ledger.pages.needed(held.allocated, seq), 0)
         chosen.append(number)
         seq_lens.append(seq)
@@ -148,11 +150,11 @@ def _release_overallocated(ledger: Ledger, who: int, many: int, much: int) -> Op
 
 
 def _release(ledger: Ledger, who: int, many: int, much: int) -> Operation:
-    return Release(members(list(ledger.live), who, many // 2), bool(much % 2))
+    return Release(members(list(ledger.live), who, many // 4), bool(much % 2))
 
 
 def _retract(ledger: Ledger, who: int, many: int, much: int) -> Operation:
-    return Retract(members(list(ledger.live), who, many // 2))
+    return Retract(members(list(ledger.live), who, many // 4))
 
 
 def _alloc(ledger: SlotLedger, who: int, many: int, much: int) -> Operation:
@@ -182,7 +184,7 @@ def _alloc_decode(ledger: SlotLedger, who: int, many: int, much: int) -> Operati
 
 
 def _free(ledger: SlotLedger, who: int, many: int, much: int) -> Operation:
-    return Free(members(list(ledger.live), who, many // 2), much % 4)
+    return Free(members(list(ledger.live), who, many // 4), much % 4)
 
 
 def _free_segment(ledger: SlotLedger, who: int, many: int, much: int) -> Operation:
@@ -234,4 +236,3 @@ SLOT_PICK: Pick = {
     "free_segment": _free_segment,
     "clear": _clear,
 }
-

@@ -1,6 +1,6 @@
 """Configurations by small draws: from three pages up, most of them so small that every pool runs short.
 
-    config = configuration("engine", pages=3, rows=0, shape=12)
+config = configuration("engine", pages=3, rows=0, shape=12)
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ CHOICES = 48
 """Each draw is 0..47; index 0 is the simplest choice of each table."""
 
 PAGE_SIZES = (1, 4, 2, 1, 4, 8, 1, 16, 4, 2, 64, 32, 128, 4, 1, 8)
-NUM_PAGES = (3, 6, 9, 12, 17, 24, 33, 64, 40, 48, 20, 8)
-MAX_REQUESTS = (3, 4, 2, 6, 18, 8, 5, 17, 4, 20, 12, 1)
+NUM_PAGES = (6, 9, 3, 12, 17, 24, 33, 64, 40, 48, 20, 8)
+MAX_REQUESTS = (4, 3, 5, 6, 18, 8, 4, 17, 2, 20, 12, 5, 7, 1, 6, 4)
 SPECULATION = (
     None,
     Speculation("eagle", steps=3, topk=1, draft_tokens=4),

@@ -11,7 +11,7 @@ state that no clause speaks about (the order of the free list, stale row entries
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,16 +32,23 @@ from .operations import (
 from .pages import PageLedger
 from .verdicts import Bad, Growth, Held, Legal, Short, Verdict
 
+Kept = TypeVar("Kept")
 ReadRow = Callable[[int, int, int], NDArray[np.int64]]
 
 
-class Recent(dict[tuple[int, ...], Any]):
+class Recent(Generic[Kept]):
     """What is remembered of the last batches, by their requests. Ledger and subject forget by the same rule."""
 
-    def remember(self, requests: Sequence[int], value: Any) -> None:
-        self[tuple(requests)] = value
-        if len(self) > 64:
-            del self[next(iter(self))]
+    def __init__(self) -> None:
+        self.kept: dict[tuple[int, ...], Kept] = {}
+
+    def remember(self, requests: Sequence[int], value: Kept) -> None:
+        self.kept[tuple(requests)] = value
+        if len(self.kept) > 64:
+            del self.kept[next(iter(self.kept))]
+
+    def get(self, requests: Sequence[int]) -> Kept | None:
+        return self.kept.get(tuple(requests))
 
 
 class Ledger:
@@ -55,8 +62,9 @@ class Ledger:
         self.highest = 0  # the highest number that any request has had
         self.last_gone = 0  # the request released last
         self.binds = 0
-        self.batches = Recent()  # requests -> which binding each of them had
+        self.batches: Recent[tuple[int, ...]] = Recent()  # requests -> which binding each of them had
         self.reserve = _largest_reserve(config)
+        self.near_the_limit = config.context_len - max(self.reserve, 1)  # a row committed past it is nearly full
         self.row_width = config.context_len + (self.reserve + config.page_size - 1 if self.reserve else 0)
 
     @property
@@ -106,9 +114,8 @@ class Ledger:
             self.pages.grow(held, growth.start, growth.end, read_row(growth.request, growth.start, growth.end))
             held.committed, held.allocated = growth.committed, growth.end
             held.drafted = isinstance(operation, (SpecReserve, Commit))
-        requests = getattr(operation, "requests", None)
-        if requests is not None and not isinstance(operation, (Release, Retract)):
-            self.batches.remember(requests, self.bindings(requests))
+        if isinstance(operation, (Extend, Decode, SpecReserve, Commit)):
+            self.batches.remember(operation.requests, self.bindings(operation.requests))
 
     def bindings(self, requests: Sequence[int]) -> tuple[int, ...]:
         """Which binding each of them has now, -1 without a row: what a batch remembers, and is stale by."""
@@ -117,7 +124,8 @@ class Ledger:
     def _bind(self, number: int) -> Held:
         held = self.live.get(number)
         if held is None:
-            held = self.live[number] = self.retracted.pop(number, None) or Held(number)
+            held = self.retracted.pop(number) if number in self.retracted else Held(number)
+            self.live[number] = held
             self.binds += 1
             held.bound, held.retracted, held.binding = True, False, self.binds
             self.highest = max(self.highest, number)
@@ -138,8 +146,8 @@ class Ledger:
         return None
 
     def _bad_batch(self, requests: tuple[int, ...], kept: bool) -> Bad | None:
-        if kept and requests in self.batches:
-            return None if self.bindings(requests) == self.batches[requests] else Bad(StaleRow, "batch")
+        if kept and (bindings := self.batches.get(requests)):
+            return None if self.bindings(requests) == bindings else Bad(StaleRow, "batch")
         if bad := self._bad_requests(requests):
             return bad
         return None if all(self.get(number).bound for number in requests) else Bad(StaleRow, "reqs")
@@ -159,9 +167,7 @@ class Ledger:
             return Bad(BadArgument, "seq_lens")
         if any(seq > self.config.context_len for seq in op.seq_lens):
             return Bad(RowOverflow, "seq_lens", "KV-4")
-        growth = tuple(
-            Growth(h.number, h.allocated, seq, seq) for h, seq in zip(members, op.seq_lens, strict=True)
-        )
+        growth = tuple(Growth(h.number, h.allocated, seq, seq) for h, seq in zip(members, op.seq_lens, strict=True))
         new_rows = sum(not held.bound for held in members)
         if new_rows > self.free_rows:
             return Short("rows", new_rows, self.free_rows)

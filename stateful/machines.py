@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, ClassVar
+from unittest import SkipTest
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from .operations import Operation
 from .profiles import PROFILES
 from .reach import Reach
 from .replay import Failure
-from .runner import Runner
+from .runner import Runner, WrongLevel
 from .subjects import load_subject
 from .verdicts import Broken
 
@@ -88,7 +89,10 @@ class Machine(RuleBasedStateMachine):
         self._guard(runner.config, lambda: runner.step(operation))
 
     def _make(self, config: Any) -> None:
-        self.runner = Runner(config, load_subject(options.current.subject), self.reach)
+        try:
+            self.runner = Runner(config, load_subject(options.current.subject), self.reach)
+        except WrongLevel as error:
+            raise SkipTest(f"not asked: {error}") from None
 
     def _guard(self, config: Any, act: Callable[[], Any]) -> None:
         """The one place where a failure surfaces."""

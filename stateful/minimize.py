@@ -2,8 +2,8 @@
 
     small = minimize(failure, factory)
 
-Operations first, then their arguments, then the configuration, again and again until no single step helps: no
-operation can be left out, no batch member, no number made smaller, no size of the configuration.
+Whole requests first, then operations, then their arguments, then the configuration, again and again until no single
+step helps: no operation can be left out, no batch member, no number made smaller, no size of the configuration.
 """
 
 from __future__ import annotations
@@ -35,12 +35,60 @@ def minimize(failure: Failure, factory: Callable[[Configuration], Any], *, secon
     best = attempt(failure.config, failure.operations) or failure
     while True:
         before = (best.config, best.operations)
+        best = _fewer_requests(best, attempt)
         best = _fewer_operations(best, attempt)
         best = _simpler_operations(best, attempt)
         best = _simpler_configuration(best, attempt)
         best = _fewer_operations_in_less_room(best, attempt)
         if (best.config, best.operations) == before:
             return _renumbered(best, attempt)
+
+
+def _fewer_requests(best: Failure, attempt: Try) -> Failure:
+    """Leave a request out of every operation at once: what took its pages goes together with what gave them back."""
+    numbers = {n for operation in best.operations for n in _numbers(operation)}
+    size = max(len(numbers) // 2, 1)
+    while numbers:
+        for gone in _chunks(sorted(numbers), size):
+            kept = tuple(left for operation in best.operations if (left := _without(operation, gone)))
+            if kept != best.operations and (found := attempt(best.config, kept)):
+                best = found
+                numbers -= gone
+        if size == 1:
+            return best
+        size //= 2
+    return best
+
+
+def _chunks(numbers: list[int], size: int) -> Iterator[set[int]]:
+    return (set(numbers[i : i + size]) for i in range(0, len(numbers), size))
+
+
+def _numbers(operation: Operation) -> tuple[int, ...]:
+    if isinstance(operation, BadCall):
+        return _numbers(operation.call)
+    one = getattr(operation, "request", None)
+    return getattr(operation, "requests", ()) if one is None else (one,)
+
+
+def _without(operation: Operation, gone: set[int]) -> Operation | None:
+    """The operation without these requests, None if nothing is left of it."""
+    numbers = _numbers(operation)
+    if not gone.intersection(numbers):
+        return operation
+    stays = [i for i, number in enumerate(numbers) if number not in gone]
+    if not stays or isinstance(operation, BadCall):
+        return None
+    return _members(operation, stays)
+
+
+def _members(operation: Operation, stays: list[int]) -> Operation:
+    """The operation with only these members of its batch."""
+    lists = {f.name: getattr(operation, f.name) for f in fields(operation)}
+    return replace(
+        operation,
+        **{n: tuple(v[i] for i in stays if i < len(v)) for n, v in lists.items() if isinstance(v, tuple) and v},
+    )
 
 
 def _fewer_operations(best: Failure, attempt: Try) -> Failure:
@@ -79,11 +127,9 @@ def _simpler(operation: Operation) -> Iterator[Operation]:
     if isinstance(operation, RawCall):
         return
     values = {f.name: getattr(operation, f.name) for f in fields(operation)}
-    lists = [name for name, value in values.items() if isinstance(value, tuple) and value]
-    longest = max((len(values[name]) for name in lists), default=0)
+    longest = max((len(value) for value in values.values() if isinstance(value, tuple)), default=0)
     if longest > 1:
-        for gone in range(longest):
-            yield replace(operation, **{n: values[n][:gone] + values[n][gone + 1 :] for n in lists})
+        yield from (_members(operation, [i for i in range(longest) if i != gone]) for gone in range(longest))
     for name, value in values.items():
         if name in ("request", "requests"):
             continue
@@ -128,7 +174,8 @@ def _changes(config: Configuration) -> Iterator[dict[str, Any]]:
         for name in ("steps", "topk", "draft_tokens"):
             for less in _less(getattr(config.speculation, name)):
                 if less:
-                    yield {"speculation": replace(config.speculation, **{name: less})}
+                    changed: dict[str, Any] = {name: less}
+                    yield {"speculation": replace(config.speculation, **changed)}
     for size in (1, 2, 4):
         if size < config.page_size:
             yield {"page_size": size}
@@ -145,8 +192,10 @@ def _fewer_operations_in_less_room(best: Failure, attempt: Try) -> Failure:
         kept = best.operations[:index] + best.operations[index + 1 :]
         for name in ("num_pages", "max_requests"):
             found = None
-            for less in range(getattr(best.config, name) - 1, 0, -1):
-                if found := attempt(replace(best.config, **{name: less}), kept):
+            most = getattr(best.config, name)
+            for less in range(most - 1, max(most - 9, 0), -1):
+                smaller: dict[str, Any] = {name: less}
+                if found := attempt(replace(best.config, **smaller), kept):
                     break
             if found:
                 best = found
@@ -165,7 +214,7 @@ def _renumbered(best: Failure, attempt: Try) -> Failure:
 def _with_numbers(operation: Operation, order: dict[int, int]) -> Operation:
     if isinstance(operation, BadCall):
         return replace(operation, call=_with_numbers(operation.call, order))
-    new = {}
+    new: dict[str, Any] = {}
     for f in fields(operation):
         value = getattr(operation, f.name)
         if f.name == "request":

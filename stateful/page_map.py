@@ -1,11 +1,11 @@
 """A pool as a person sees it: which page belongs to whom.
 
-    print(page_map(before, after))
+print(page_map(before, after))
 
-        page     1  2  3  4
-        before   a  .  .  .
-        after    a  a  !  .      ! two places at once    ? nowhere    . free
-        a = request 1 (row 1): committed 5, allocated 8, slots 4 5 6 7 8 9 10 11
+    page     1  2  3  4
+    before   a  .  .  .
+    after    a  a  !  .      ! two places at once    ? nowhere    . free
+    a = request 1 (row 1): committed 5, allocated 8, slots 4 5 6 7 8 9 10 11
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which request owns which page: the part of the ledger that both levels share.
+"""Which request holds which page: the part of the ledger that both levels share.
 
-    pages = PageLedger(num_pages=8, page_size=4)
-    pages.grow(request, start=3, end=9, slots)      # the subject chose the slots; they have to fit and be free
-    pages.give_back(request, keep=1)
+pages = PageLedger(num_pages=8, page_size=4)
+pages.grow(request, start=3, end=9, slots)      # the subject chose the slots; they have to fit and be free
+pages.give_back(request, keep=1)
 """
 
 from __future__ import annotations
@@ -19,12 +19,17 @@ FEW = 16
 
 
 class PageLedger:
-    """page -> number of its request, 0 if free. Says Broken where a slot does not continue what went before."""
+    """`owner`: page -> number of the request that holds it; `unheld`: the pages that nobody holds."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.num_pages, self.page_size = num_pages, page_size
-        self.owner = np.zeros(num_pages + 1, dtype=np.int64)
-        self.free = num_pages
+        self.owner: dict[int, int] = {}
+        self.unheld = set(range(1, num_pages + 1))
+
+    @property
+    def free(self) -> int:
+        """Pages that nobody holds."""
+        return len(self.unheld)
 
     def needed(self, start: int, end: int) -> int:
         """Pages that lengthening from start to end tokens takes."""
@@ -32,10 +37,7 @@ class PageLedger:
 
     def are_exactly_free(self, listed: Int64) -> bool:
         """Whether these pages, each once, are the ones that nobody holds."""
-        owner = self.owner
-        if len(listed) != self.free or (len(listed) and (listed.min() < 1 or listed.max() > self.num_pages)):
-            return False
-        return not owner[listed].any() and bool((np.bincount(listed, minlength=2) <= 1).all())
+        return len(listed) == len(self.unheld) and set(listed.tolist()) == self.unheld
 
     def grow(self, held: Held, start: int, end: int, slots: Int64) -> None:
         """Accept the slots of positions [start, end): the old page continues, new pages were free and begin aligned."""
@@ -49,12 +51,12 @@ class PageLedger:
                 raise Broken("KV-2", f"request {held.number} was given the padding page", pages=(0,))
             if not 0 < page <= self.num_pages:
                 raise Broken("KV-1", f"request {held.number} was given page {page} of 1..{self.num_pages}")
-            if self.owner[page]:
+            if page in self.owner:
                 whose = f"already holds for request {self.owner[page]}"
                 raise Broken("KV-1", f"request {held.number} was given page {page}, which {whose}", pages=(page,))
             self.owner[page] = held.number
+            self.unheld.discard(page)
             held.pages.append(page)
-        self.free -= len(new)
         if end - start <= FEW:
             pages = held.pages
             expected = [pages[position // size] * size + position % size for position in range(start, end)]
@@ -67,13 +69,14 @@ class PageLedger:
             at = next(i for i, (slot, right) in enumerate(zip(found, expected, strict=True)) if slot != right)
             raise Broken(
                 "KV-3",
-                f"request {held.number}, position {start + at}: slot {found[at]}, its page and offset make it {expected[at]}",
+                f"request {held.number}, position {start + at}: slot {found[at]}, its page makes it {expected[at]}",
             )
 
     def give_back(self, held: Held, keep: int) -> int:
         """Free the pages past the first `keep`; returns how many."""
         gone = held.pages[keep:]
-        self.owner[gone] = 0
-        self.free += len(gone)
+        for page in gone:
+            del self.owner[page]
+        self.unheld.update(gone)
         del held.pages[keep:]
         return len(gone)

@@ -99,9 +99,7 @@ def interpret() -> None:
 def gpu_index(config: pytest.Config) -> int:
     """The GPU of this process. Without one the run ends with status 2: never a skip, never the CPU."""
     if os.environ.get("TRITON_INTERPRET") == "1":
-        raise pytest.UsageError(
-            "--kv-device cuda: TRITON_INTERPRET=1 is set, the kernels would not run on the GPU"
-        )
+        raise pytest.UsageError("--kv-device cuda: TRITON_INTERPRET=1 is set, the kernels would not run on the GPU")
     import torch
 
     count = torch.cuda.device_count()

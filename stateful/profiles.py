@@ -37,10 +37,10 @@ class Profile:
             operations = [c.name for c in (ENGINE_OPERATIONS if level == "engine" else SLOT_OPERATIONS)]
             for name in operations:
                 floor = self.floor // 10 if name == "clear" else self.floor
-                changed = reach.operations.get(name, {}).get("changed", 0)
+                changed = reach.operations[name]["changed"] if name in reach.operations else 0
                 if changed < floor:
                     found.append(f"operation {name} took effect {changed} times, promised are {floor}")
-        refused = reach.operations.get("bad_call", {}).get("refused", 0)
+        refused = reach.operations["bad_call"]["refused"] if "bad_call" in reach.operations else 0
         if refused < self.floor:
             found.append(f"bad_call was refused {refused} times, promised are {self.floor}")
         states = SLOT_STATES + (ENGINE_STATES if "engine" in levels else ())

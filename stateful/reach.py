@@ -1,9 +1,9 @@
 """What a run has exercised: operations, states, clauses; and what a profile promises to reach.
 
-    reach = Reach()
-    runner = Runner(config, factory, reach)
-    ...
-    reach.missing(PROFILES["quick"].floors)      # sentences; empty if the promise was kept
+reach = Reach()
+runner = Runner(config, factory, reach)
+...
+reach.missing(PROFILES["quick"].floors)      # sentences; empty if the promise was kept
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from .ledger import Ledger
 from .operations import BadCall, Commit, Extend, Operation, Release
 from .verdicts import Legal, Short, Verdict
 
@@ -66,22 +65,26 @@ class Reach:
                 counter["changed"] += 1
             if growth:
                 self.states[f"batch of {len(growth)}"] += 1
-        states, live = self.states, ledger.live.values()
-        if ledger.pages.free == 0:
+        states = self.states
+        if not ledger.pages.unheld:
             states["pool full"] += 1
-        if len(live) >= 3:
+        if len(ledger.live) >= 3:
             states["three or more live"] += 1
         size = ledger.config.page_size
-        if any(held.allocated % size for held in live):
+        near = ledger.near_the_limit
+        partial = over = full = False
+        for held in ledger.live.values():
+            partial |= held.allocated % size != 0
+            over |= held.committed < held.allocated
+            full |= held.committed > near
+        if partial:
             states["partial tail"] += 1
-        if isinstance(ledger, Ledger):
-            if ledger.free_rows == 0:
-                states["rows full"] += 1
-            if any(held.committed < held.allocated for held in live):
-                states["over-allocated tail"] += 1
-            near = ledger.config.context_len - max(ledger.reserve, 1)
-            if any(held.committed > near for held in live):
-                states["row nearly full"] += 1
+        if over:
+            states["over-allocated tail"] += 1
+        if full:
+            states["row nearly full"] += 1
+        if not ledger.free_rows:
+            states["rows full"] += 1
 
     def add(self, other: Reach) -> None:
         """Add another run's counts."""

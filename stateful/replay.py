@@ -124,5 +124,3 @@ def run(
 def to_replay(failure: Failure, *, subject: str, device: str, seed: int) -> Replay:
     """The replay of a failure."""
     return Replay(failure.config, failure.operations, subject, device, seed, failure.broken.clause)
-
-

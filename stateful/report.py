@@ -1,6 +1,6 @@
 """A failure as text: the operations, the clause in one sentence, the page map around it, one line to paste.
 
-    print(failure_report(failure, path, subject="kvcore", device="cpu", seed=0))
+print(failure_report(failure, path, subject="kvcore", device="cpu", seed=0))
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ adds nothing to what is checked.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +43,10 @@ from .slot_ledger import SlotLedger
 from .verdicts import Bad, Broken, Crashed, Done, Legal, Outcome, Refused, Short, Verdict
 
 
+class WrongLevel(ValueError):
+    """The subject is of the other level: this one is not asked."""
+
+
 class Runner:
     """A subject made from `factory(config)`, its ledger and its checker. `reach` counts what was exercised."""
 
@@ -56,11 +59,13 @@ class Runner:
     ) -> None:
         self.config = config
         self.subject = factory(config)
+        if self.subject.capabilities.level != config.level:
+            raise WrongLevel(f"the subject does not offer the {config.level} level")
         self.reach = Reach() if reach is None else reach
         slots = config.level == "slots"
         self.ledger: Any = SlotLedger(config) if slots else Ledger(config)
-        kind = checker or (SlotChecker if slots else FullChecker)
-        self.checker: Any = kind(self.subject, self.ledger, self.reach.checks)
+        full: type[Any] = SlotChecker if slots else FullChecker
+        self.checker: Any = (checker or full)(self.subject, self.ledger, self.reach.checks)
         self._perform = self._call_slots if slots else self._call_engine
 
     def step(self, operation: Operation) -> Outcome:
@@ -119,27 +124,38 @@ class Runner:
                 clause = {Legal: "KV-5", Short: "KV-6", Bad: "KV-15"}[type(verdict)]
                 raise Broken(clause, f"{name} ended in {type(error).__name__}: {error}") from error
             case Legal(), Refused("shortage", error):
-                raise Broken("KV-6", f"{name} was refused ({error}), and there is room: it needs {verdict.pages} pages, {self.ledger.pages.free} are free")
+                raise Broken(
+                    "KV-6",
+                    f"{name} was refused ({error}); there is room: {self.ledger.pages.free} pages for {verdict.pages}",
+                )
             case Legal(), Refused(_, error):
                 raise Broken(error.clause, f"{name} is a legal call and was refused: {error}")
             case Short(), Done():
-                raise Broken("KV-6", f"{name} succeeded, and pool '{verdict.pool}' has {verdict.free} free of the {verdict.need} it needs")
+                raise Broken(
+                    "KV-6",
+                    f"{name} succeeded: it needs {verdict.need} of pool '{verdict.pool}', {verdict.free} are free",
+                )
             case Short(), Refused("bad_call", error):
-                raise Broken(error.clause, f"{name} is short of '{verdict.pool}' and was refused as a bad call: {error}")
+                raise Broken(
+                    error.clause, f"{name} is short of '{verdict.pool}' and was refused as a bad call: {error}"
+                )
             case Short(pool, need, free), Refused(_, error):
                 self.checker.unchanged(operation)
                 told = (error.pool, error.need, error.free, error.reclaimable)
                 if told != (pool, need, free, 0):
-                    raise Broken("KV-6", f"{name} was refused with pool, need, free, reclaimable {told}, should be {(pool, need, free, 0)}")
+                    raise Broken(
+                        "KV-6",
+                        f"{name}: pool, need, free, reclaimable are {told}, should be {(pool, need, free, 0)}",
+                    )
                 self.reach.checks["KV-6"] += 1
             case Bad(), Done():
                 raise Broken("KV-15", f"{name} cannot be right and was accepted")
             case Bad(), Refused("shortage", error):
                 raise Broken("KV-15", f"{name} cannot be right and was refused as a shortage: {error}")
             case Bad(kind, argument, clause), Refused(_, error):
-                told = (type(error).__name__, error.argument, error.clause)
-                if told != (kind.__name__, argument, clause):
-                    raise Broken("KV-15", f"{name} was refused with {told}, should be {(kind.__name__, argument, clause)}: {error}")
+                said, should = (type(error), error.argument, error.clause), (kind, argument, clause)
+                if said != should:
+                    raise Broken("KV-15", f"{name} was refused with {said}, should be {should}: {error}")
                 self.checker.unchanged(operation)
                 self.reach.checks["KV-15"] += 1
 
@@ -174,9 +190,9 @@ class Runner:
                 seq_lens = [ledger.get(number).allocated + 1 for number in requests]
                 return subject.alloc_decode(seq_lens, [ledger.last_loc(number) for number in requests])
             case Free(requests, rotate):
-                slots = [slot for number in requests for slot in ledger.slots_of(number)]
-                at = rotate % max(len(slots), 1)
-                return subject.free(slots[at:] + slots[:at])
+                named = [slot for number in requests for slot in ledger.slots_of(number)]
+                at = rotate % max(len(named), 1)
+                return subject.free(named[at:] + named[:at])
             case FreeSegment(request, start):
                 return subject.free_segment(ledger.slots_of(request, max(start, 0)), start)
             case Clear():

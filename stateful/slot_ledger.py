@@ -8,6 +8,7 @@ judged by value only where the allocator checks values.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,6 +38,7 @@ class SlotLedger:
         self.config = config
         self.pages = PageLedger(config.num_pages, config.page_size)
         self.live: dict[int, Held] = {}
+        self.free_rows, self.near_the_limit = 1, sys.maxsize  # there are no rows to run out of
         self.highest = 0  # the highest number that any request has had
 
     def get(self, number: int) -> Held:
@@ -63,7 +65,9 @@ class SlotLedger:
                 return self._room_for(tuple(Growth(h.number, h.allocated, seq, seq) for h, seq in grown))
             case AllocDecode(requests=requests):
                 members = [self.get(number) for number in requests]
-                return self._room_for(tuple(Growth(h.number, h.allocated, h.allocated + 1, h.allocated + 1) for h in members))
+                return self._room_for(
+                    tuple(Growth(h.number, h.allocated, h.allocated + 1, h.allocated + 1) for h in members)
+                )
             case FreeSegment(request=number, start=start):
                 aligned = start >= 0 and start % self.config.page_size == 0
                 return Legal() if aligned else Bad(BadArgument, "start_pos")
@@ -131,7 +135,7 @@ class SlotLedger:
             return Bad(ForeignSlot, "slots", "KV-2")
         if any(not 0 < page <= self.config.num_pages for page in pages):
             return Bad(ForeignSlot, "slots")
-        if any(self.pages.owner[page] == 0 for page in pages):
+        if any(page not in self.pages.owner for page in pages):
             return Bad(DoubleFree, "slots", "KV-8")
         handed_out = {slot for number in self.live for slot in self.slots_of(number)}
         if not handed_out.issuperset(slots):

@@ -1,8 +1,8 @@
-"""Marks in every slot: what was written there, and by whom. Aliasing shows as wrong data, not only as wrong bookkeeping.
+"""Marks in every slot: what was written there, and by whom. Aliasing shows as wrong data, not only in the books.
 
-    stamps = Stamps(num_slots, table_shape)
-    stamps.write(request, row, start, slots)
-    stamps.check(req_to_token, bound)             # Broken if someone else has written into a live slot since
+stamps = Stamps(num_slots, table_shape)
+stamps.write(request, row, start, slots)
+stamps.check(req_to_token, bound)             # Broken if someone else has written into a live slot since
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def content_of(request: int, position: Any) -> Any:
 
 
 class Stamps:
-    """The pretended KV buffer, on the host: a content and an owner stamp in every slot, and which are expected where."""
+    """The pretended KV buffer, on the host: a content and an owner stamp in each slot, and which are expected where."""
 
     def __init__(self, num_slots: int, table_shape: tuple[int, ...]) -> None:
         # Slot 0 stays zero: positions that mean nothing are read there and expect zero.

@@ -91,9 +91,7 @@ def test_the_wheel_holds_every_module_once_and_no_test_of_the_project_itself(bui
 def test_the_sdist_holds_the_project_s_own_tests_and_each_file_once(built: Path) -> None:
     with tarfile.open(one_file(built, "*.tar.gz")) as sdist:
         members = {member.name.split("/", 1)[-1]: member for member in sdist.getmembers()}
-    assert (
-        sources("*.py") | {"kvcore/py.typed", "conftest.py", "tox.ini", "constraints.txt"} <= members.keys()
-    )
+    assert sources("*.py") | {"kvcore/py.typed", "conftest.py", "tox.ini", "constraints.txt"} <= members.keys()
     assert not [name for name in members if name.split("/")[0] in ROOMS]
     assert not [name for name, member in members.items() if member.issym() or member.islnk()]
 
@@ -177,9 +175,7 @@ def test_bare_pytest_and_a_file_by_its_path_collect_each_test_once(collect: Coll
     assert collect(this, cwd=ROOT) == {"kvcore.stateful.test_self_packaging"}
 
 
-@pytest.mark.skipif(
-    not (ROOT / "stateful").exists(), reason="an unpacked sdist has the rooms in kvcore/ only"
-)
+@pytest.mark.skipif(not (ROOT / "stateful").exists(), reason="an unpacked sdist has the rooms in kvcore/ only")
 @pytest.mark.parametrize(
     ("folder", "arguments", "instead"),
     [

@@ -1,7 +1,7 @@
 """What the ledger expects of a call, and what the subject made of it.
 
-    verdict = ledger.expected(operation)       # Legal | Short | Bad
-    outcome = Done(value) | Refused("shortage" | "bad_call", error) | Crashed(error)
+verdict = ledger.expected(operation)       # Legal | Short | Bad
+outcome = Done(value) | Refused("shortage" | "bad_call", error) | Crashed(error)
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ContractError, KVCacheError
+from ..errors import ContractError
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Refused:
     """The call raised one of the errors that the contract knows: "shortage" or "bad_call"."""
 
     how: str
-    error: KVCacheError
+    error: Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Faults of the paths: bookkeeping that parts from allocation, shortages that leave a trace, rows that go wrong.
 
-    kvcore faults --only a_shortage_that_leaks
+kvcore faults --only a_shortage_that_leaks
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from ... import allocation, release, sizing
 from ...allocators.paged import PagedAllocator
-from ...kernels import decode_rows, extend_rows
+from ...kernels import alloc_decode, assign_req_to_token_pool, decode_rows, extend_rows
 from ..configuration import Configuration
 from ..subjects.kvcore import KvcoreEngine, KvcoreSlots
 from . import fault, replaced
@@ -48,8 +48,8 @@ def _too_early(manager: Any, plan: Any) -> None:
 
 
 _require_room = allocation._require_room
-_alloc_decode = decode_rows.alloc_decode_reference
-_assign = extend_rows.assign_req_to_token_pool_reference
+_alloc_decode = alloc_decode.alloc_decode_reference
+_assign = assign_req_to_token_pool.assign_req_to_token_pool_reference
 
 
 @enter("sgl-project/sglang#29432", "KV-4")
@@ -114,7 +114,7 @@ class record_moved_before_the_check_in_spec_decode(KvcoreEngine):
 
 @enter("sgl-project/sglang#12224", "KV-8", "KV-1")
 class a_page_freed_twice(KvcoreEngine):
-    """Two places release the last page of a finished request. It enters the free list twice, and two requests get it."""
+    """Two places release the last page of a finished request. It enters the free list twice and two requests get it."""
 
     def release(self, *call: Any) -> Any:
         give_back = PagedAllocator.give_back
@@ -146,8 +146,6 @@ class off_by_one_at_the_page_edge(KvcoreEngine):
         def early(seq_lens: Any, page_size: int) -> Any:
             return (seq_lens & (page_size - 1)) == 0
 
-        from ...kernels import alloc_decode
-
         with replaced(alloc_decode, "starts_a_page", early), replaced(allocation, "starts_a_page", early):
             return super().decode(*call)
 
@@ -170,8 +168,8 @@ class a_shortage_that_leaks(KvcoreEngine):
 
 @enter("RBLN-SW/vllm-rbln#662", "KV-3")
 class a_stale_row_entry(KvcoreEngine):
-    """The row write of an extend stops one short where the extend ends mid-page. The entry keeps the slot of whoever had
-    the row before."""
+    """The row write of an extend stops one short where the extend ends mid-page. The entry keeps the slot of whoever
+    had the row before."""
 
     def extend(self, *call: Any) -> Any:
         size = self.manager.page_size

@@ -1,19 +1,18 @@
 """Faults of the slot allocator: what comes back, and at what granularity.
 
-    kvcore faults --only a_set_freed_slot_by_slot
+kvcore faults --only a_set_freed_slot_by_slot
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ...allocators.paged import PagedAllocator
 from ..configuration import Configuration
 from ..subjects.kvcore import KvcoreEngine, KvcoreSlots
-from . import fault
+from . import fault, replaced
 
 
 def enter(source: str, *clauses: str) -> Any:
@@ -62,17 +61,12 @@ class pages_taken_before_the_check(KvcoreSlots):
     """The free list's head moves before the demand is compared with what is free. A refused extend leaves it there."""
 
     def alloc_extend(self, *call: Any) -> Any:
-        require: Callable[[int], None] = PagedAllocator.require.__get__(self.allocator)
+        require = self.allocator.require
 
         def take_first(pages: int) -> None:
             if pages > self.allocator.free_list.count:
                 self.allocator.free_list.advance(self.allocator.free_list.count)
-                raise_after = pages
-                require(raise_after)
             require(pages)
 
-        self.allocator.require = take_first  # type: ignore[method-assign]
-        try:
+        with replaced(self.allocator, "require", take_first):
             return super().alloc_extend(*call)
-        finally:
-            del self.allocator.require  # type: ignore[method-assign]

@@ -1,6 +1,6 @@
 """Adapters: an allocator under test, by name.
 
-    factory = load_subject("my.package:factory")
+factory = load_subject("my.package:factory")
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """kvcore's own allocator as a subject, on both levels.
 
-    kvcore check --subject kvcore
+kvcore check --subject kvcore
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class KvcoreEngine:
     def __init__(self, config: Configuration) -> None:
         self.manager = KVCacheManager(config)
         self.reqs: dict[int, Req] = {}
-        self.batches = Recent()
+        self.batches: Recent[Batch] = Recent()
 
     def extend(self, requests: Sequence[int], seq_lens: Sequence[int], tokens: Sequence[int]) -> Int64:
         reqs = [self._req(number) for number in requests]
@@ -110,7 +110,7 @@ class KvcoreEngine:
         return req
 
     def _batch(self, requests: Sequence[int], kept: bool) -> Batch:
-        batch: Batch | None = self.batches.get(tuple(requests))
+        batch = self.batches.get(requests)
         if batch is None or not kept:
             # A real engine makes a batch when its composition changes; the generation tells.
             batch = Batch(self.manager, [self._req(number) for number in requests])

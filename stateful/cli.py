@@ -1,0 +1,122 @@
+"""The command line: `kvcore check`, `workload`, `replay`, `faults`, `contract`, `bench`.
+
+    kvcore check --subject my.package:factory
+
+Exit status: 0 holds, 1 a clause is broken or a promised reach was missed, 2 the call itself is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from .. import __version__
+from .options import DEVICES, PROFILES, Options
+
+DEFAULT = Options()
+
+
+class WrongCall(Exception):
+    """The call itself cannot be carried out; one line says why, and the exit status is 2."""
+
+
+class Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Every option with its default, descriptions as written."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse and run; returns the exit status."""
+    arguments = parser().parse_args(argv)
+    try:
+        return run(arguments)
+    except WrongCall as error:
+        print(f"kvcore {arguments.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"kvcore {arguments.command}: interrupted", file=sys.stderr)
+        return 130
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The command that was named. Each loads what it needs: `kvcore --help` imports no torch."""
+    try:
+        from . import commands
+    except ImportError as error:
+        raise WrongCall(f"{error}; the commands need `pip install 'kvcore[suite]'`") from None
+    command: Callable[[argparse.Namespace], int] = getattr(commands, arguments.command)
+    return command(arguments)
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and options."""
+    top = argparse.ArgumentParser("kvcore", description=__doc__, formatter_class=Formatter, allow_abbrev=False)
+    top.add_argument("--version", action="version", version=f"kvcore {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, summary: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name, help=summary, description=summary, formatter_class=Formatter, allow_abbrev=False
+        )
+
+    check = command("check", "random sequences against an allocator, every clause checked after every step")
+    _subject(check, DEFAULT.subject)
+    check.add_argument("--profile", choices=PROFILES, default=DEFAULT.profile, help="how many steps to run")
+    check.add_argument(
+        "-n", dest="workers", type=_at_least(1), metavar="WORKERS", help="processes; all cores if not given"
+    )
+    _seed_and_json(check)
+
+    workload = command("workload", "a real request trace through a small continuous-batching scheduler")
+    workload.add_argument("trace", metavar="TRACE", help="Mooncake JSONL or Azure LLM CSV")
+    _subject(workload, DEFAULT.subject)
+    workload.add_argument("--limit", type=_at_least(1), help="serve the first LIMIT requests only")
+    workload.add_argument("--pool", choices=("paged",), default="paged", help="the kind of pool")
+    workload.add_argument("--pages", type=_at_least(1), help="pages of the pool; from the trace if not given")
+    workload.add_argument("--page-size", type=_at_least(1), default=64, help="tokens a page")
+    workload.add_argument("--max-running", type=_at_least(1), default=64, help="requests that run at once")
+    workload.add_argument("--chunk", type=_at_least(1), default=8192, help="prompt tokens computed a step")
+    workload.add_argument("--spec", choices=("eagle", "dflash", "none"), default="eagle", help="speculative decoding")
+    _seed_and_json(workload)
+
+    replay = command("replay", "run a replay file and show the first step that breaks a clause")
+    replay.add_argument("file", metavar="FILE", help="a replay file, as a failing run writes it")
+    _subject(replay, None)
+    replay.add_argument("--minimize", action="store_true", help="write FILE.min, the smallest that fails alike")
+
+    faults = command("faults", "the gallery of planted bugs: which are found, by which clause, how fast")
+    faults.add_argument("--only", metavar="ID", help="this one, its failure shown as a user sees it")
+    faults.add_argument("--seed", type=int, default=DEFAULT.seed, help="where the draws start")
+
+    command("contract", "the clauses, their checks, their faults, and how often the last run exercised them")
+    return top
+
+
+def _subject(command: argparse.ArgumentParser, default: str | None) -> None:
+    said = "" if default else "; the file's own if not given"
+    command.add_argument(
+        "--subject", default=default, metavar="NAME|pkg.mod:factory", help=f"the allocator under test{said}"
+    )
+    command.add_argument(
+        "--device", choices=DEVICES, default=default and DEFAULT.device, help=f"the lane to run in{said}"
+    )
+
+
+def _seed_and_json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--seed", type=int, default=DEFAULT.seed, help="where the draws start")
+    command.add_argument("--json", metavar="FILE", help="write the result there too")
+
+
+def _at_least(low: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < low:
+            raise argparse.ArgumentTypeError(f"has to be at least {low}, not {value}")
+        return value
+
+    parse.__name__ = f"integer of at least {low}"
+    return parse
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""What each command of `kvcore` does: run, show, write the result, return the exit status.
+
+status = check(parser().parse_args(["check"]))
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..contract import CONTRACT
+from ..errors import KVCacheError
+from . import results
+from .cli import WrongCall
+from .minimize import minimize
+from .replay import Failure, MalformedReplay, Replay, run, to_replay
+from .report import failure_report, versions
+from .subjects import UnknownSubject, load_subject
+from .subjects.protocol import Factory
+
+# Into a file or a pipe there is no width to fit into; tables keep their names whole.
+out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+bars = Console(stderr=True)
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """The soak and the machines."""
+    from .check import Task, levels_of, tasks_of
+    from .check import check as run_check
+    from .profiles import PROFILES
+
+    subject, device, profile, seed = arguments.subject, arguments.device, arguments.profile, arguments.seed
+    factory = _factory(subject)
+    out.print(f"kvcore check --subject {subject} --device {device} --profile {profile} --seed {seed}   ({versions()})")
+    started = time.monotonic()
+    _clear_last_run()
+    try:
+        levels = tuple(levels_of(factory, device))
+    except Exception as error:
+        raise WrongCall(f"subject {subject!r} cannot be made: {type(error).__name__}: {error}") from None
+    if not levels:
+        raise WrongCall(f"subject {subject!r} offers neither level: capabilities.level is 'engine' or 'slots'")
+    total = sum(task.steps for task in tasks_of(PROFILES[profile], levels, subject, device, seed))
+    with _bar() as bar:
+        line = bar.add_task("checking", total=total)
+
+        def progress(task: Task) -> None:
+            bar.update(line, advance=task.steps, description=task.title)
+
+        result = run_check(
+            subject, device=device, profile=profile, seed=seed, workers=arguments.workers, progress=progress
+        )
+    path = _report(result.failure, factory, subject=subject, device=device, seed=seed)
+    data = results.document(
+        result.reach,
+        result.capabilities.values(),
+        result.failure,
+        path,
+        verdict=result.verdict,
+        seconds=round(time.monotonic() - started, 3),
+        subject=subject,
+        device=device,
+        profile=profile,
+        seed=seed,
+    )
+    return _finish(data, result.missing, arguments.json)
+
+
+def workload(arguments: argparse.Namespace) -> int:
+    """A trace, served."""
+    from .trace import MalformedTrace, read_trace
+    from .workload import SPECULATION, DoesNotFit, WorkloadSettings, run_workload
+
+    subject, device, seed = arguments.subject, arguments.device, arguments.seed
+    factory = _factory(subject)
+    started = time.monotonic()
+    _clear_last_run()
+    try:
+        trace = read_trace(arguments.trace, limit=arguments.limit)
+    except (MalformedTrace, OSError) as error:
+        raise WrongCall(f"{arguments.trace}: {error}") from None
+    settings = WorkloadSettings(
+        device=device,
+        page_size=arguments.page_size,
+        pages=arguments.pages,
+        max_running=arguments.max_running,
+        chunk=arguments.chunk,
+        speculation=SPECULATION[arguments.spec],
+        seed=seed,
+    )
+    try:
+        with _bar() as bar:
+            line = bar.add_task("serving", total=len(trace))
+            result = run_workload(trace, factory, settings, progress=lambda done: bar.update(line, advance=done))
+    except (DoesNotFit, KVCacheError) as error:
+        raise WrongCall(str(error)) from None
+    path = _report(result.failure, factory, subject=subject, device=device, seed=seed)
+    data = results.document(
+        result.reach,
+        [result.capabilities] if result.capabilities else [],
+        result.failure,
+        path,
+        verdict=result.verdict,
+        seconds=round(time.monotonic() - started, 3),
+        subject=subject,
+        device=device,
+        profile="workload",
+        seed=seed,
+        requests=result.requests,
+        prompt_tokens=result.prompt_tokens,
+        output_tokens=result.output_tokens,
+        hit_tokens=result.hit_tokens,
+        evicted_pages=result.evicted_pages,
+        retractions=result.retractions,
+        peak_pages=result.peak_pages,
+    )
+    out.print(
+        f"{result.requests:,} requests, {result.prompt_tokens:,} prompt and {result.output_tokens:,} output tokens, "
+        f"{result.retractions:,} retractions, at most {result.peak_pages:,} of {result.config.num_pages:,} pages"
+    )
+    return _finish(data, result.missing, arguments.json)
+
+
+def replay(arguments: argparse.Namespace) -> int:
+    """A replay file."""
+    try:
+        recorded = Replay.read(arguments.file)
+    except (MalformedReplay, OSError) as error:
+        raise WrongCall(f"{arguments.file}: {error}") from None
+    subject, device = arguments.subject or recorded.subject, arguments.device or recorded.device
+    factory = _factory(subject)
+    try:
+        failure = run(recorded.config, recorded.operations, factory)
+    except MalformedReplay as error:
+        raise WrongCall(f"{arguments.file}: {error}") from None
+    if failure is None:
+        out.print(f"holds: {len(recorded.operations)} operations on {subject}, every clause kept")
+        return 0
+    path = Path(arguments.file)
+    if arguments.minimize:
+        failure = minimize(failure, factory)
+        path = path.with_name(path.name + ".min")
+        path.write_text(to_replay(failure, subject=subject, device=device, seed=recorded.seed).text(), encoding="utf-8")
+    out.print(failure_report(failure, factory, path, subject=subject, device=device, seed=recorded.seed), markup=False)
+    return 1
+
+
+def faults(arguments: argparse.Namespace) -> int:
+    """The gallery's scoreboard."""
+    from .faults import GALLERY
+    from .faults.hunt import hunt
+
+    if arguments.only is not None and arguments.only not in GALLERY:
+        raise WrongCall(f"the gallery has no fault {arguments.only!r}; it has {', '.join(GALLERY)}")
+    chosen = [GALLERY[arguments.only]] if arguments.only else list(GALLERY.values())
+    table = Table("fault", "source", "may name it", "named by", "driver", "operations", "seconds", "replay")
+    missed = 0
+    with _bar() as bar:
+        for fault in bar.track(chosen, description="hunting"):
+            found = hunt(fault, seed=arguments.seed)
+            named = found.failure.broken.clause if found.failure else "MISSED"
+            good = named in fault.clauses
+            missed += not good
+            table.add_row(
+                fault.id,
+                fault.source,
+                " ".join(fault.clauses),
+                named if good else f"[bold red]{named}",
+                found.driver,
+                f"{found.operations:,}",
+                f"{found.seconds:.2f}",
+                str(len(found.failure.operations)) if found.failure else "",
+            )
+            if arguments.only and found.failure:
+                subject = f"kvcore.stateful.faults:{fault.id}"
+                out.print(fault.story, markup=False)
+                _write_and_print(found.failure, fault.factory, subject=subject, device="cpu", seed=arguments.seed)
+    out.print(table)
+    out.print(f"{len(chosen) - missed} of {len(chosen)} faults found, each by a clause that may name it")
+    return 1 if missed else 0
+
+
+def contract(arguments: argparse.Namespace) -> int:
+    """The clauses with their faults and the last run's reach."""
+    from .faults import GALLERY
+
+    try:
+        last: dict[str, Any] = json.loads(results.LAST_RUN.read_text(encoding="utf-8"))
+        clauses = last["clauses"]
+        of = f"{last['subject']} on {last['device']}, {last['profile']}: {last['verdict']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        clauses, of = {}, f"no last run: {results.LAST_RUN} is not there"
+    table = Table("clause", "what holds", "asked of", "faults that break it", "checks in the last run")
+    for clause in CONTRACT.values():
+        breaking = [fault.id for fault in GALLERY.values() if fault.clauses[0] == clause.id]
+        run_of = clauses.get(clause.id)
+        checks = "" if run_of is None else f"{run_of['checks']:,}" if run_of["asked"] else f"not asked: {run_of['why']}"
+        table.add_row(f"{clause.id} {clause.name}", clause.sentence, clause.asked, "\n".join(breaking), checks)
+    out.print(table)
+    out.print(f"last run: {of}", markup=False)
+    return 0
+
+
+def _factory(subject: str) -> Factory:
+    try:
+        return load_subject(subject)
+    except UnknownSubject as error:
+        raise WrongCall(str(error)) from None
+
+
+def _bar() -> Progress:
+    columns = (TextColumn("{task.description:>16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=bars, transient=True)
+
+
+def _clear_last_run() -> None:
+    results.LAST_RUN.unlink(missing_ok=True)
+
+
+def _report(failure: Failure | None, factory: Factory, *, subject: str, device: str, seed: int) -> Path | None:
+    """Minimise, write the replay file, print."""
+    if failure is None:
+        return None
+    with bars.status("minimising"):
+        small = minimize(failure, factory)
+    return _write_and_print(small, factory, subject=subject, device=device, seed=seed)
+
+
+def _write_and_print(failure: Failure, factory: Factory, *, subject: str, device: str, seed: int) -> Path:
+    path = Path(f"kvcore-{failure.broken.clause}-{seed}.replay")
+    path.write_text(to_replay(failure, subject=subject, device=device, seed=seed).text(), encoding="utf-8")
+    out.print(failure_report(failure, factory, path, subject=subject, device=device, seed=seed), markup=False)
+    return path
+
+
+def _finish(data: dict[str, Any], missing: list[str], json_path: str | None) -> int:
+    """The last line, the files, the exit status."""
+    for sentence in missing:
+        out.print(f"not reached: {sentence}", markup=False)
+    steps = sum(counter["chosen"] for counter in data["operations"].values())
+    out.print(f"{data['verdict']}: {steps:,} operations in {data['seconds']:.1f} s", markup=False)
+    for path in (results.LAST_RUN, *([Path(json_path)] if json_path else [])):
+        try:
+            results.write_json(path, data)
+        except OSError as error:
+            raise WrongCall(f"cannot write {path}: {error.strerror}") from None
+    return 0 if data["verdict"] == "holds" else 1

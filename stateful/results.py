@@ -1,0 +1,62 @@
+"""What a run writes: the JSON of check and workload, and `.kvcore/last-run.json`.
+
+write_json(path, document(reach, capabilities, verdict=..., seconds=..., ...))
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..contract import CONTRACT
+from .reach import Reach
+from .replay import Failure
+from .subjects.protocol import Capabilities
+
+LAST_RUN = Path(".kvcore") / "last-run.json"
+
+
+def document(
+    reach: Reach,
+    capabilities: Iterable[Capabilities],
+    failure: Failure | None,
+    replay: Path | None,
+    **facts: Any,
+) -> dict[str, Any]:
+    """`facts` are verdict, seconds, subject, device, profile, seed and what a command adds."""
+    asked: dict[str, bool] = {}
+    why: dict[str, str] = {}
+    for offered in capabilities:
+        for clause in CONTRACT:
+            asked[clause] = asked.get(clause, False) or clause in offered.asked
+            if clause in offered.why_not:
+                why.setdefault(clause, offered.why_not[clause])
+    return {
+        **facts,
+        "steps": reach.steps,
+        "operations": {
+            name: {key: counter[key] for key in ("chosen", "changed", "refused")}
+            for name, counter in sorted(reach.operations.items())
+        },
+        "states": dict(sorted(reach.states.items())),
+        "clauses": {
+            clause: {
+                "asked": asked.get(clause, False),
+                "checks": reach.checks[clause],
+                "violations": int(failure is not None and failure.broken.clause == clause),
+                "why": "" if asked.get(clause, False) else why.get(clause, "the subject does not say"),
+            }
+            for clause in CONTRACT
+        },
+        "kernels": dict(sorted(reach.kernels.items())),
+        "failure": failure
+        and {"clause": failure.broken.clause, "message": failure.broken.message, "replay": str(replay)},
+    }
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

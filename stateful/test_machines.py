@@ -1,0 +1,21 @@
+"""The machines under pytest, against the subject that the options name.
+
+    pytest --pyargs kvcore.stateful --kv-subject my.package:factory
+"""
+
+from __future__ import annotations
+
+from . import options
+from .machines import AllocatorMachine, PathMachine, machine_settings
+
+
+class TestPaths(PathMachine.TestCase):
+    """Every interleaving of the paths keeps every clause."""
+
+    settings = machine_settings(options.current.profile)
+
+
+class TestAllocator(AllocatorMachine.TestCase):
+    """Every interleaving of the slot allocator's calls keeps every clause."""
+
+    settings = machine_settings(options.current.profile)

@@ -1,0 +1,43 @@
+"""The seeded soak under pytest, against the subject that the options name.
+
+    pytest --pyargs kvcore.stateful --kv-profile ci --kv-seed 7
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from . import options
+from .check import levels_of, perform, tasks_of
+from .minimize import minimize
+from .profiles import PROFILES
+from .replay import to_replay
+from .report import failure_report
+from .subjects import load_subject
+
+CHOSEN = options.current
+TASKS = [
+    task
+    for task in tasks_of(
+        PROFILES[CHOSEN.profile], ("engine", "slots"), CHOSEN.subject, CHOSEN.device, CHOSEN.seed
+    )
+    if task.driver == "soak"
+]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{task.level}-{task.seed}")
+def test_every_clause_holds_after_every_operation(task):
+    factory = load_subject(task.subject)
+    if task.level not in levels_of(factory, task.device):
+        pytest.skip(f"not asked: {task.subject} does not offer the {task.level} level")
+    reach, failure = perform(task)
+    if failure:
+        small = minimize(failure, factory)
+        path = Path(f"kvcore-{small.broken.clause}-{task.seed}.replay")
+        replay = to_replay(small, subject=task.subject, device=task.device, seed=task.seed)
+        path.write_text(replay.text(), encoding="utf-8")
+        told = failure_report(small, factory, path, subject=task.subject, device=task.device, seed=task.seed)
+        pytest.fail(told, pytrace=False)
+    assert reach.steps == task.steps
