@@ -1,0 +1,192 @@
+"""Checks your own kernel for one of the device operations against the reference.
+
+    from kvcore.properties import check_kernel
+
+    check_kernel("alloc_extend", my_alloc_extend, device="cuda")      # raises KernelMismatch, or returns
+
+How an operation is called, with which dtypes and shapes, and who allocates the result: the table in
+`kvcore.properties.operations`. Every byte is compared: the result, the rows, and what lies around them.
+
+On the CPU, in the interpreter's lane too, each call runs in a child process, in memory that ends at a page without
+access: a read past the end is found even where its value is not used. In the interpreter a lane of a masked load that
+has no `other` reads rubbish, where a GPU may read 0 until it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from ..kernels.dispatch import kernels_for
+from .cases import Case
+from .fences import Crashed, in_child
+from .masked_loads import undefined_lanes
+from .operations import by_reference, prepare
+from .strategies import PAGE_SIZES, cases
+
+LARGEST_BATCH = {"cpu": 1025, "interpret": 65, "cuda": 8192}
+"""Of the drawn calls, by lane: in the interpreter a kernel with a program for each request takes 0.5 s for 65."""
+
+MOST_RUNS = 400
+"""Calls that making a counterexample smaller may take; it mostly needs less than 100."""
+
+
+class KernelMismatch(AssertionError):
+    """A call that goes wrong, made as small as possible: `op`, `case`, and in words `wrong`."""
+
+    def __init__(self, op: str, case: Case, device: str, wrong: str) -> None:
+        self.op, self.case, self.device, self.wrong = op, case, device, wrong
+        call = prepare(op, case, device, expect=by_reference)
+        super().__init__(f"{op}, device {device}: {wrong}\n\n{call}\n\nREPRO: {case}")
+
+
+def check_kernel(
+    op: str,
+    fn: Callable[..., Any],
+    device: str = "cpu",
+    *,
+    examples: int = 100,
+    seed: int = 0,
+    page_sizes: tuple[int, ...] = PAGE_SIZES,
+    largest_batch: int | None = None,
+) -> None:
+    """Raise KernelMismatch with a minimal counterexample if `fn` is not operation `op` on `device`.
+
+    device: "cpu", "interpret" (needs TRITON_INTERPRET=1 before Triton is imported), "cuda" or "cuda:K".
+    examples: drawn calls, from `seed`; a few fixed large ones follow (a prompt of 126,000 tokens, a large batch).
+    largest_batch: of the drawn calls; None: LARGEST_BATCH.
+    """
+    found = find_mismatch(
+        op, fn, device, examples=examples, seed=seed, page_sizes=page_sizes, largest_batch=largest_batch
+    )
+    if found is not None:
+        raise found
+
+
+def find_mismatch(
+    op: str,
+    fn: Callable[..., Any],
+    device: str = "cpu",
+    *,
+    examples: int = 100,
+    seed: int = 0,
+    page_sizes: tuple[int, ...] = PAGE_SIZES,
+    largest_batch: int | None = None,
+) -> KernelMismatch | None:
+    """check_kernel that returns what it finds."""
+    kernels_for(device)  # Refuses a lane that is not to be had here.
+    lane = device.partition(":")[0]
+    drawn = _draw(cases(op, page_sizes, largest_batch or LARGEST_BATCH[lane]), examples, seed)
+    found = first_wrong(op, fn, device, drawn + large_cases(lane, page_sizes))
+    if found is None:
+        return None
+    case = smallest(found[0], lambda case: first_wrong(op, fn, device, [case]) is not None)
+    _, wrong = first_wrong(op, fn, device, [case]) or (case, f"{found[1]}: now and then, not when called again")
+    return KernelMismatch(op, case, device, wrong)
+
+
+def first_wrong(op: str, fn: Callable[..., Any], device: str, calls: list[Case]) -> tuple[Case, str] | None:
+    """The first of `calls` that goes wrong, and how. On the CPU in one child process, which ends with it."""
+    if device.startswith("cuda"):
+        for case in calls:
+            wrong = prepare(op, case, device, expect=by_reference).run(fn)
+            if wrong is not None:
+                return case, wrong
+        return None
+
+    def work(begin: Callable[[int], None]) -> tuple[Case, str] | None:
+        with undefined_lanes() if device == "interpret" else nullcontext():
+            for step, case in enumerate(calls):
+                begin(step)
+                wrong = prepare(op, case, device, walled=True, expect=by_reference).run(fn)
+                if wrong is not None:
+                    return case, wrong
+        return None
+
+    try:
+        found: tuple[Case, str] | None = in_child(work)
+    except Crashed as crash:
+        return calls[crash.step], f"it {crash}: it reads or writes outside of its arguments"
+    return found
+
+
+def large_cases(lane: str, page_sizes: tuple[int, ...]) -> list[Case]:
+    """Calls of many tiles: one long prompt, and a batch past any tile."""
+    page_size = page_sizes[len(page_sizes) // 2]
+    batch = 513 if lane == "interpret" else 8191
+    return [
+        Case(page_size, ((0, 126_000),)),
+        Case(page_size, ((page_size + 1, 125_000), (0, 1), (3, 0))),
+        Case(page_size, ((3, 2), (0, 5), (page_size - 1, 1), (2 * page_size, 1), (1, 0)), batch=batch, order=7),
+    ]
+
+
+def _draw(strategy: st.SearchStrategy[Case], examples: int, seed: int) -> list[Case]:
+    """`examples` draws, the same ones for the same seed."""
+    drawn: dict[Case, None] = {}
+
+    @hypothesis.seed(seed)
+    @settings(
+        max_examples=examples,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(strategy)
+    def remember(case: Case) -> None:
+        drawn[case] = None
+
+    remember()
+    return list(drawn)
+
+
+def smallest(case: Case, fails: Callable[[Case], bool]) -> Case:
+    """`case` made smaller in one respect after the other for as long as it fails."""
+    tried = {case}
+    again = True
+    while again:
+        again = False
+        for smaller in _smaller(case):
+            if smaller not in tried and len(tried) <= MOST_RUNS:
+                tried.add(smaller)
+                if fails(smaller):
+                    case, again = smaller, True
+                    break
+    return case
+
+
+def _smaller(case: Case) -> Iterator[Case]:
+    """Cases that are smaller than `case` in one respect, the greatest steps first."""
+    if case.batch is not None:
+        for batch in sorted({1, case.batch // 2, case.batch - case.batch // 8, case.batch - 1} - {0, case.batch}):
+            yield replace(case, batch=batch)
+        if case.batch <= 64:
+            yield replace(case, members=tuple((start, new) for start, new in case.lens.tolist()), batch=None)
+    members = case.members
+    for count in (len(members) // 2, len(members) // 4, 1):
+        for low in range(0, len(members), count) if 0 < count < len(members) else ():
+            yield replace(case, members=members[:low] + members[low + count :])
+    for index, member in enumerate(members):
+        for field in (0, 1):
+            value = member[field]
+            steps = {0, value // 2, value - value // 8, value - case.page_size, value - 1}
+            for less in sorted(step for step in steps if 0 <= step < value):
+                changed = (less, member[1]) if field == 0 else (member[0], less)
+                yield replace(case, members=(*members[:index], changed, *members[index + 1 :]))
+    plain = Case(case.page_size, members)
+    yield replace(case, top=plain.top)
+    yield replace(case, order=plain.order)
+    yield replace(case, order=min(case.order, 1))
+    yield replace(case, head=plain.head)
+    yield replace(case, gap=plain.gap)
+    yield replace(case, lens_dtype=plain.lens_dtype)
+    for page_size in PAGE_SIZES:
+        if page_size < case.page_size:
+            yield replace(case, page_size=page_size)

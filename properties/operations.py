@@ -1,0 +1,266 @@
+"""The device operations: how each is called, and what it has to give.
+
+    call = prepare("alloc_extend", case, device="cpu")
+    call.run(fn)                     # None, or in words what is not as the oracle says
+
+| operation                | called as |
+|---|---|
+| get_last_loc             | fn(req_to_token, req_pool_indices, lens, out) |
+| alloc_extend             | fn(prefix_lens, seq_lens, last_loc, free_pages, page_size, out) |
+| alloc_decode             | fn(seq_lens, last_loc, free_pages, page_size, out) |
+| assign_req_to_token_pool | fn(req_pool_indices, req_to_token, start_offset, end_offset, out_cache_loc) |
+| gather_pages             | fn(req_to_token, rows, start, end, page_size) -> pages |
+| extend_rows              | fn(req_to_token, rows, start, end, free_ids, head, page_size) -> slots |
+| decode_rows              | fn(req_to_token, rows, lens, free_ids, head, page_size) -> slots |
+
+The first four are kernels on their own: every tensor is on the device, rows and lengths are int32[bs] or int64[bs]
+(both are tried), last_loc is int64[bs], free_pages int64 and begins at the list's head at any offset, and `out`, int64,
+is allocated by the caller and filled. The last three are one step of a path: rows and lengths are numpy int64[bs] on
+the host, which knows them, free_ids is the free list's whole tensor with its head, and the result, int64, is allocated
+by the function. req_to_token is int32[rows, row_width], its rows may lie apart; the written entries change in place.
+
+start, prefix_lens, lens: tokens before the call; end, seq_lens: after it, for alloc_decode one more. page_size: an int.
+`gather_pages` gets whole rows: its start is 0 or a page multiple. A call reads exactly the free-list entries it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..kernels.alloc_decode import alloc_decode_reference
+from ..kernels.alloc_extend import alloc_extend_reference
+from ..kernels.assign_req_to_token_pool import assign_req_to_token_pool_reference
+from ..kernels.decode_rows import decode_rows_reference
+from ..kernels.dispatch import OPERATIONS, tensor_device
+from ..kernels.extend_rows import extend_rows_reference
+from ..kernels.gather_pages import gather_pages_reference
+from ..kernels.get_last_loc import get_last_loc_reference
+from . import oracle
+from .cases import CANARY, Case, State
+from .fences import Fence, fenced
+
+Int64 = NDArray[np.int64]
+Expected = tuple[Int64 | None, NDArray[np.int32] | None]
+"""What a call gives (None: nothing), and req_to_token after it (None: the operation has none)."""
+
+ON_THE_DEVICE = ("get_last_loc", "alloc_extend", "alloc_decode", "assign_req_to_token_pool")
+"""Operations whose rows and lengths are tensors; those of the others are on the host."""
+
+
+def by_reference(op: str, state: State) -> Expected:
+    """What the CPU reference in kernels/ gives."""
+    page_size, pages = state.case.page_size, state.free_pages
+    rows, start, end = state.rows, state.start, state.end
+    if op == "alloc_extend":
+        return alloc_extend_reference(start, end, state.last_loc, pages, page_size), None
+    if op == "alloc_decode":
+        return alloc_decode_reference(end, state.last_loc, pages, page_size), None
+    table = state.table()
+    if op == "get_last_loc":
+        return get_last_loc_reference(table, rows, start), table
+    if op == "gather_pages":
+        return gather_pages_reference(table, rows, first_gathered(state), start, page_size), table
+    if op == "assign_req_to_token_pool":
+        assign_req_to_token_pool_reference(rows, table, start, end, slots_to_assign(state))
+        return None, table
+    if op == "extend_rows":
+        return extend_rows_reference(table, rows, start, end, pages, page_size), table
+    return decode_rows_reference(table, rows, start, pages, page_size), table
+
+
+def by_oracle(op: str, state: State) -> Expected:
+    """What the walk token by token gives."""
+    page_size, pages = state.case.page_size, state.free_pages.tolist()
+    rows, start, end = state.rows.tolist(), state.start.tolist(), state.end.tolist()
+    if op in ("alloc_extend", "alloc_decode"):
+        last_loc = state.last_loc.tolist()
+        if op == "alloc_extend":
+            return as_slots(oracle.alloc_extend(start, end, last_loc, pages, page_size)), None
+        return as_slots(oracle.alloc_decode(end, last_loc, pages, page_size)), None
+    table = state.table().tolist()
+    slots = None
+    if op == "get_last_loc":
+        slots = oracle.get_last_loc(table, rows, start)
+    elif op == "gather_pages":
+        slots = oracle.gather_pages(table, rows, first_gathered(state).tolist(), start, page_size)
+    elif op == "assign_req_to_token_pool":
+        oracle.assign_req_to_token_pool(rows, table, start, end, slots_to_assign(state).tolist())
+    elif op == "extend_rows":
+        slots = oracle.extend_rows(table, rows, start, end, pages, page_size)
+    else:
+        slots = oracle.decode_rows(table, rows, start, pages, page_size)
+    return None if slots is None else as_slots(slots), np.array(table, dtype=np.int32)
+
+
+def as_slots(values: list[int]) -> Int64:
+    return np.array(values, dtype=np.int64)
+
+
+def first_gathered(state: State) -> Int64:
+    """Where gather_pages begins in each row: at 0, or, in every other row, at its last page."""
+    page_size = state.case.page_size
+    last_page = np.maximum(state.start - 1, 0) // page_size * page_size
+    return np.where(np.arange(len(state.start)) % 2, last_page, 0)
+
+
+def slots_to_assign(state: State) -> Int64:
+    """What assign_req_to_token_pool writes: the slots that an extend would give."""
+    return alloc_extend_reference(state.start, state.end, state.last_loc, state.free_pages, state.case.page_size)
+
+
+@dataclass
+class Call:
+    """A prepared call: its arguments by name, what it has to give, and the fences around what it may touch."""
+
+    op: str
+    case: Case
+    state: State
+    expected: Expected
+    arguments: dict[str, Any] = field(default_factory=dict)
+    fences: dict[str, Fence] = field(default_factory=dict)
+
+    def run(self, fn: Callable[..., Any]) -> str | None:
+        """Call `fn`; what is wrong with what it did, or None."""
+        before = {name: fence.values() for name, fence in self.fences.items()}
+        try:
+            given = fn(*self.arguments.values())
+            self._wait()
+        except Exception as error:
+            return f"it raises {type(error).__name__}: {error}"
+        return self._wrong(given, before)
+
+    def _wait(self) -> None:
+        """Let a kernel that is still running finish or fail here."""
+        if any(fence.tensor.is_cuda for fence in self.fences.values()):
+            torch.cuda.synchronize()
+
+    def _wrong(self, given: Any, before: dict[str, NDArray[Any]]) -> str | None:
+        slots, table = self.expected
+        if slots is not None:
+            if "out" in self.fences:
+                got = self.fences["out"].values()
+            else:
+                if not isinstance(given, torch.Tensor):
+                    return f"it returns {given!r}, which is no tensor"
+                if given.dtype != torch.int64 or given.shape != slots.shape:
+                    return f"it returns {given.dtype}{list(given.shape)}, expected torch.int64{list(slots.shape)}"
+                got = given.cpu().numpy()
+            if (got != slots).any():
+                return self._first_difference(slots, got)
+        for name, fence in self.fences.items():
+            now = fence.values()
+            if name == "req_to_token" and table is not None:
+                if (now != table).any():
+                    row, column = np.argwhere(now != table)[0].tolist()
+                    return (
+                        f"req_to_token[{row}, {column}] is {shown(now[row, column])}, "
+                        f"expected {shown(table[row, column])}"
+                    )
+            elif name != "out" and (now != before[name]).any():
+                return f"it changes its input {name}"
+            if not fence.intact:
+                return f"it writes outside of {name}"
+        return None
+
+    def _first_difference(self, slots: Int64, got: Int64) -> str:
+        index = int(np.flatnonzero(got != slots)[0])
+        found = f"{'out' if 'out' in self.fences else 'the result'}[{index}]"
+        counts = self.state.end - self.state.start
+        if self.op in ("alloc_extend", "extend_rows"):
+            member = int(np.searchsorted(np.cumsum(counts), index, side="right"))
+            position = int(self.state.start[member] + index - (np.cumsum(counts) - counts)[member])
+            found += f" (request {member}, position {position})"
+        many = int((got != slots).sum())
+        others = f"; {many} of {len(slots)} differ" if many > 1 else ""
+        return f"{found} is {shown(got[index])}, expected {slots[index]}{others}"
+
+    def __str__(self) -> str:
+        lines = [f"    {name} = {as_text(value)}," for name, value in self.arguments.items() if name != "out"]
+        slots, _ = self.expected
+        expected = [] if slots is None else [f"expected: {as_text(slots)}"]
+        return "\n".join([f"{self.op}(", *lines, ")", *expected])
+
+
+def shown(value: Any) -> str:
+    """A value, with a word on what stands in it."""
+    return f"{value} (nothing was written there, or it was read from outside)" if value == CANARY else str(value)
+
+
+def as_text(value: Any, longest: int = 24) -> str:
+    """A tensor or array on one line: values, dtype; long ones are cut."""
+    if isinstance(value, torch.Tensor):
+        value = value.cpu().numpy()
+    if not isinstance(value, np.ndarray):
+        return repr(value)
+    if value.ndim == 2:
+        held = (value != CANARY).any(axis=1)
+        rows = {int(row): value[row][value[row] != CANARY].tolist() for row in np.flatnonzero(held)[:longest]}
+        return f"{rows}  # {value.dtype}{list(value.shape)}, by row; the other entries are unused"
+    cut = "" if len(value) <= longest else f" ... {len(value)} in all"
+    return f"{value[:longest].tolist()}{cut}  # {value.dtype}"
+
+
+def prepare(op: str, case: Case, device: str, *, walled: bool = False, expect: Any = by_oracle) -> Call:
+    """The call of `op` that `case` describes, in fenced memory of `device`. expect: by_oracle or by_reference."""
+    if op not in OPERATIONS:
+        raise ValueError(f"operation {op!r}: known are {', '.join(OPERATIONS)}")
+    state = State(case, op)
+    call = Call(op, case, state, expect(op, state))
+    where = tensor_device(device)
+
+    def put(name: str, values: NDArray[Any], before: int | None = None, gap: int = 0) -> None:
+        fence = fenced(values, where, walled=walled, gap=gap, **({} if before is None else {"before": before}))
+        call.fences[name] = fence
+        call.arguments[name] = fence.tensor
+
+    def put_lens(name: str, values: Int64) -> None:
+        if op in ON_THE_DEVICE:
+            put(name, values.astype(case.lens_dtype))
+        else:
+            call.arguments[name] = values.copy()
+
+    def put_table() -> None:
+        put("req_to_token", state.table(), gap=case.gap)
+
+    if op in ("alloc_extend", "alloc_decode"):
+        if op == "alloc_extend":
+            put_lens("prefix_lens", state.start)
+        put_lens("seq_lens", state.end)
+        put("last_loc", state.last_loc)
+        put("free_pages", state.free_pages, before=1 + case.head)
+        call.arguments["page_size"] = case.page_size
+    elif op == "assign_req_to_token_pool":
+        put_lens("req_pool_indices", state.rows)
+        put_table()
+        put_lens("start_offset", state.start)
+        put_lens("end_offset", state.end)
+        put("out_cache_loc", slots_to_assign(state))
+    elif op == "get_last_loc":
+        put_table()
+        put_lens("req_pool_indices", state.rows)
+        put_lens("lens", state.start)
+    else:
+        put_table()
+        put_lens("rows", state.rows)
+        if op == "gather_pages":
+            put_lens("start", first_gathered(state))
+            put_lens("end", state.start)
+        else:
+            put_lens("lens" if op == "decode_rows" else "start", state.start)
+            if op == "extend_rows":
+                put_lens("end", state.end)
+            stale = np.full(case.head, CANARY)
+            put("free_ids", np.concatenate([stale, state.free_pages]))
+            call.arguments["head"] = case.head
+        call.arguments["page_size"] = case.page_size
+    if op in ("get_last_loc", "alloc_extend", "alloc_decode"):
+        slots, _ = call.expected
+        assert slots is not None
+        put("out", np.full(len(slots), CANARY))
+    return call
