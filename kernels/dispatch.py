@@ -9,7 +9,6 @@ Rows and lengths are host arrays (numpy int64), slots and pages are tensors on t
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -22,6 +21,7 @@ from .alloc_decode import alloc_decode, alloc_decode_reference
 from .alloc_extend import alloc_extend_reference, fill_slots, request_offsets
 from .assign_req_to_token_pool import assign_req_to_token_pool_reference, write_rows
 from .decode_rows import Mirror, decode_rows, decode_rows_reference
+from .devices import is_device, tensor_device
 from .extend_rows import extend_rows, extend_rows_reference
 from .gather_pages import gather_pages, gather_pages_reference
 from .get_last_loc import get_last_loc, get_last_loc_reference
@@ -255,16 +255,6 @@ def kernels_for(device: str) -> Kernels:
     if index >= torch.cuda.device_count():
         raise LaneError(f"device {device!r}: torch {torch.__version__} finds {torch.cuda.device_count()} GPUs here")
     return TritonKernels(torch.device(tensor_device(device)))
-
-
-def is_device(device: object) -> bool:
-    """Whether `device` names a lane, be it to be had here or not."""
-    return isinstance(device, str) and bool(re.fullmatch(r"cpu|interpret|cuda(:\d+)?", device))
-
-
-def tensor_device(device: str) -> str:
-    """Where the tensors of a lane live: the interpreter works on the CPU's."""
-    return "cpu" if device == "interpret" else device
 
 
 def _loads_interpreting() -> bool:

@@ -72,7 +72,8 @@ def alloc_for_decode(manager: KVCacheManager, batch: Batch) -> torch.Tensor:
     # Commit point.
     head = manager.allocator.take(plan.pages)
     table, ids = manager.req_to_token_pool.req_to_token, manager.allocator.free_list.ids
-    out_cache_loc = manager.kernels.decode_rows(table, plan.rows, plan.start, ids, head, manager.page_size)
+    page_size, mirror = manager.page_size, batch.mirror
+    out_cache_loc = manager.kernels.decode_rows(table, plan.rows, plan.start, ids, head, page_size, mirror)
     _record(manager, plan)
     return out_cache_loc
 
@@ -138,7 +139,7 @@ def assign_req_to_token_pool_func(
     slots = arguments.slots("out_cache_loc", out_cache_loc, None)
     if len(slots) != int((end - start).sum()):
         raise BadArgument("KV-15", "out_cache_loc", f"has {len(slots)} slots for {int((end - start).sum())} positions")
-    kernels_for(req_to_token.device.type).assign_rows(req_to_token, rows, start, end, slots)
+    kernels_for(str(req_to_token.device)).assign_rows(req_to_token, rows, start, end, slots)
 
 
 def _plan_extend(manager: KVCacheManager, members: list[Req], seq_lens: Int64) -> Plan:

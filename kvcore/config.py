@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import BadArgument
+from .kernels.devices import is_device, tensor_device
 from .sizing import Speculation
 
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -23,7 +24,7 @@ class KVCacheConfig:
     num_pages: pages of the pool, without the padding page 0.
     max_requests: request rows, without the padding row 0.
     context_len: the longest committed length of a request, in tokens.
-    device: "cpu".
+    device: "cpu", "interpret" (the kernels on CPU tensors, in Triton's interpreter), "cuda" or "cuda:K".
     speculation: the draft sizes, or None when there is no speculative decoding.
     checked: also check what only the values of slot tensors tell (double frees, foreign slots).
         None means: on for the CPU, off elsewhere.
@@ -52,8 +53,8 @@ class KVCacheConfig:
                 self._refuse(name, "an integer of at least 1")
         if (self.num_pages + 1) * self.page_size > 2**31:
             self._refuse("num_pages", "small enough for slot numbers below 2**31 (req_to_token is int32)")
-        if self.device != "cpu":
-            self._refuse("device", "'cpu'")
+        if not is_device(self.device):
+            self._refuse("device", "'cpu', 'interpret', 'cuda' or 'cuda:K'")
         if self.speculation is not None and not isinstance(self.speculation, Speculation):
             self._refuse("speculation", "a Speculation or None")
         if self.checked not in (None, True, False):
@@ -70,6 +71,11 @@ class KVCacheConfig:
 
     def _refuse(self, name: str, expected: str) -> None:
         raise BadArgument("KV-15", name, f"is {getattr(self, name)!r}; it has to be {expected}")
+
+    @property
+    def tensor_device(self) -> str:
+        """Where the tensors live: "cpu" for the interpreter, too."""
+        return tensor_device(self.device)
 
     @property
     def is_checked(self) -> bool:

@@ -15,7 +15,9 @@ from . import arguments, sizing
 from .allocators.paged import PagedAllocator
 from .config import KVCacheConfig
 from .errors import BadArgument, StaleRow
+from .kernels.decode_rows import Mirror
 from .kernels.dispatch import kernels_for
+from .kernels.upload import upload
 from .records import Req
 from .req_to_token import ReqToTokenPool
 
@@ -30,7 +32,7 @@ class KVCacheManager:
         self.page_size = config.page_size
         self.kernels = kernels_for(config.device)
         width = sizing.row_width(config.context_len, config.page_size, config.speculation)
-        self.req_to_token_pool = ReqToTokenPool(config.max_requests, width, config.device)
+        self.req_to_token_pool = ReqToTokenPool(config.max_requests, width, config.tensor_device)
         self.allocator = PagedAllocator(config.num_pages, config.page_size, config.device, config.is_checked)
         self.tree_cache = None  # the prefix cache's place
 
@@ -41,7 +43,7 @@ class Batch:
     `rows` is int64[bs] on the host, read-only. It remembers the generation of each row: once a member is released or bound anew, every path refuses the batch (StaleRow).
     """
 
-    __slots__ = ("_device_rows", "generations", "manager", "reqs", "rows")
+    __slots__ = ("_device_rows", "generations", "manager", "mirror", "reqs", "rows")
 
     def __init__(self, manager: KVCacheManager, reqs: Sequence[Req]) -> None:
         self.manager = manager
@@ -50,12 +52,13 @@ class Batch:
         self.rows.flags.writeable = False
         self.generations = manager.req_to_token_pool.records.generation[self.rows]
         self._device_rows: torch.Tensor | None = None
+        self.mirror = Mirror()  # What the device keeps from one decode step to the next.
 
     @property
     def device_rows(self) -> torch.Tensor:
         """int32[bs] on the device, copied there on first use."""
         if self._device_rows is None:
-            self._device_rows = torch.tensor(self.rows, dtype=torch.int32, device=self.manager.config.device)
+            self._device_rows = upload((self.rows,), torch.int32, self.manager.req_to_token_pool.req_to_token.device)
         return self._device_rows
 
     def __len__(self) -> int:

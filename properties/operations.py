@@ -37,7 +37,8 @@ from ..kernels.alloc_decode import alloc_decode_reference
 from ..kernels.alloc_extend import alloc_extend_reference
 from ..kernels.assign_req_to_token_pool import assign_req_to_token_pool_reference
 from ..kernels.decode_rows import decode_rows_reference
-from ..kernels.dispatch import OPERATIONS, tensor_device
+from ..kernels.devices import tensor_device
+from ..kernels.dispatch import OPERATIONS
 from ..kernels.extend_rows import extend_rows_reference
 from ..kernels.gather_pages import gather_pages_reference
 from ..kernels.get_last_loc import get_last_loc_reference

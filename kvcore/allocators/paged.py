@@ -23,6 +23,7 @@ from .. import arguments
 from ..errors import BadArgument, DoubleFree, ForeignSlot, KVCacheOutOfMemory
 from ..kernels.alloc_decode import starts_a_page
 from ..kernels.alloc_extend import new_pages
+from ..kernels.devices import tensor_device
 from ..kernels.dispatch import kernels_for
 from .free_list import FreeList
 
@@ -35,7 +36,7 @@ class PagedAllocator:
     def __init__(self, num_pages: int, page_size: int, device: str = "cpu", checked: bool = True) -> None:
         self.num_pages, self.page_size, self.device = num_pages, page_size, device
         self.kernels = kernels_for(device)
-        self.free_list = FreeList(num_pages, device)
+        self.free_list = FreeList(num_pages, tensor_device(device))
         # Slots handed out of each page: offsets 0..handed_out[page]-1. None: unchecked.
         self.handed_out: NDArray[np.int64] | None = np.zeros(num_pages + 1, np.int64) if checked else None
 
@@ -130,7 +131,8 @@ class PagedAllocator:
     def take(self, count: int) -> int:
         """Commit to `count` <= free pages, whose ids a kernel reads at free_list.ids[head:]; returns that head."""
         head = self.free_list.advance(count)
-        self._mark(self.free_list.ids[head : head + count], self.page_size)
+        if self.handed_out is not None:
+            self._mark(self.free_list.ids[head : head + count], self.page_size)
         return head
 
     def give_back(self, pages: torch.Tensor) -> None:
