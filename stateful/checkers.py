@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..auditing import Violation, audit
+from ..records import FIELDS
 from ..snapshots import Snapshot
 from .ledger import Ledger
 from .operations import Operation
@@ -139,15 +140,13 @@ class FullChecker(StateChecker):
     def _name_what_is_wrong(self, operation: Operation) -> None:
         """Record, bounds, layout, owner: the first that does not hold. Every AUDIT_EVERY operations also where all
         seems well, so that the recount from the raw state is exercised by itself."""
-        state, live = self.state, self.ledger.live
-        if sorted(state.bound.values()) != sorted(live):
-            raise Broken("KV-4", f"requests with a row are {sorted(state.bound.values())}, should be {sorted(live)}")
-        for row, number in state.bound.items():
-            record, held = state.records[:3, row].tolist(), live[number]
-            expected = [0, held.committed, held.allocated]
-            if record != expected:
-                message = f"request {number} has protected, committed, allocated {record}, should be {expected}"
-                raise Broken("KV-4", f"after {operation.name}: {message}", rows=(row,))
+        state, live = self.state, sorted(self.ledger.live)
+        if sorted(state.bound.values()) != live:
+            raise Broken("KV-4", f"requests with a row are {sorted(state.bound.values())}, should be {live}")
+        for row in np.flatnonzero((state.records[:-1] != self.records).any(axis=0)).tolist():
+            names = zip(FIELDS, state.records[:-1, row].tolist(), self.records[:, row].tolist(), strict=False)
+            wrong = ", ".join(f"{name} is {found}, should be {right}" for name, found, right in names if found != right)
+            raise Broken("KV-4", f"after {operation.name}: row {row} ({state.bound.get(row)}): {wrong}", rows=(row,))
         violations = audit(state)
         for violation in violations:
             if violation.clause != "KV-1":

@@ -116,7 +116,3 @@ def _at_least(low: int) -> Callable[[str], int]:
 
     parse.__name__ = f"integer of at least {low}"
     return parse
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -18,11 +18,11 @@ SPECULATION = (
     None,
     Speculation("eagle", steps=3, topk=1, draft_tokens=4),
     Speculation("dflash", steps=1, topk=1, draft_tokens=3),
-    Speculation("eagle", steps=2, topk=2, draft_tokens=4),
+    Speculation("eagle", steps=3, topk=2, draft_tokens=4),
     Speculation("eagle", steps=1, topk=1, draft_tokens=2),
     Speculation("eagle", steps=5, topk=4, draft_tokens=8),
     Speculation("dflash", steps=1, topk=1, draft_tokens=8),
-    Speculation("eagle", steps=1, topk=3, draft_tokens=3),
+    Speculation("eagle", steps=2, topk=4, draft_tokens=4),
 )
 """EAGLE chains and trees, and DFlash blocks, small enough that a reserve of 2K fits a pool of a few pages."""
 

@@ -146,7 +146,7 @@ def _simpler(operation: Operation) -> Iterator[Operation]:
 def _less(number: int) -> Iterator[int]:
     """Smaller numbers of the same sign, the smallest first."""
     seen = set()
-    for less in (0, 1, number // 2, number - 1):
+    for less in (0, 1, number // 2, number * 3 // 4, number * 7 // 8, number * 31 // 32, number - 1):
         if 0 <= less < number and less not in seen:
             seen.add(less)
             yield less

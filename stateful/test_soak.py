@@ -1,6 +1,6 @@
 """The seeded soak under pytest, against the subject that the options name.
 
-    pytest --pyargs kvcore.stateful --kv-profile ci --kv-seed 7
+pytest --pyargs kvcore.stateful --kv-profile ci --kv-seed 7
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from . import options
-from .check import levels_of, perform, tasks_of
+from .check import Task, levels_of, perform, tasks_of
 from .minimize import minimize
 from .profiles import PROFILES
 from .replay import to_replay
@@ -20,15 +20,13 @@ from .subjects import load_subject
 CHOSEN = options.current
 TASKS = [
     task
-    for task in tasks_of(
-        PROFILES[CHOSEN.profile], ("engine", "slots"), CHOSEN.subject, CHOSEN.device, CHOSEN.seed
-    )
+    for task in tasks_of(PROFILES[CHOSEN.profile], ("engine", "slots"), CHOSEN.subject, CHOSEN.device, CHOSEN.seed)
     if task.driver == "soak"
 ]
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{task.level}-{task.seed}")
-def test_every_clause_holds_after_every_operation(task):
+def test_every_clause_holds_after_every_operation(task: Task) -> None:
     factory = load_subject(task.subject)
     if task.level not in levels_of(factory, task.device):
         pytest.skip(f"not asked: {task.subject} does not offer the {task.level} level")

@@ -139,14 +139,17 @@ class over_allocated_tail_freed_from_mid_page(KvcoreEngine):
 
 @enter("none known", "KV-3", "KV-6")
 class off_by_one_at_the_page_edge(KvcoreEngine):
-    """Decode takes its page when the length with the new token is a page multiple, one token early. The token lands on
-    the new page's first offset, and the next one on the page behind it."""
+    """Decode takes a page for the last offset of a page as well as for the first. The token lands at the start of the new
+    page, where the row has no place for it."""
 
     def decode(self, *call: Any) -> Any:
-        def early(seq_lens: Any, page_size: int) -> Any:
-            return (seq_lens & (page_size - 1)) == 0
+        def also_the_last(seq_lens: Any, page_size: int) -> Any:
+            return (seq_lens & (page_size - 1)) <= 1 % page_size
 
-        with replaced(alloc_decode, "starts_a_page", early), replaced(allocation, "starts_a_page", early):
+        with (
+            replaced(alloc_decode, "starts_a_page", also_the_last),
+            replaced(allocation, "starts_a_page", also_the_last),
+        ):
             return super().decode(*call)
 
 
