@@ -23,7 +23,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from ..kernels.dispatch import kernels_for
+from ..kernels.dispatch import OPERATIONS, kernels_for
 from .cases import Case
 from .fences import Crashed, in_child
 from .masked_loads import undefined_lanes
@@ -80,6 +80,8 @@ def find_mismatch(
     largest_batch: int | None = None,
 ) -> KernelMismatch | None:
     """check_kernel that returns what it finds."""
+    if op not in OPERATIONS:
+        raise ValueError(f"operation {op!r}: known are {', '.join(OPERATIONS)}")
     kernels_for(device)  # Refuses a lane that is not to be had here.
     lane = device.partition(":")[0]
     drawn = _draw(cases(op, page_sizes, largest_batch or LARGEST_BATCH[lane]), examples, seed)
