@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +43,7 @@ class Plan:
 def alloc_for_extend(
     manager: KVCacheManager, reqs: Sequence[Req], seq_lens: Sequence[int]
 ) -> tuple[torch.Tensor, Batch]:
-    """Lengthen requests to `seq_lens` tokens each: a first prefill, a later chunk, a resume; committed = allocated = seq.
+    """Lengthen requests to `seq_lens` tokens: a first prefill, a later chunk, a resume; committed = allocated = seq.
 
     A request without a row gets one (seq_len >= 1); one with a row continues at its allocated length, mid-page too,
     and seq_len may equal it. Returns the new slots (int64[sum], request-major, the caller's) and the Batch.
@@ -103,9 +102,13 @@ def commit(manager: KVCacheManager, batch: Batch, accepted: Sequence[int]) -> No
     allocated = records.allocated[batch.rows]
     committed = records.committed[batch.rows] + accepted_lens
     if (committed > allocated).any():
-        raise BadArgument("KV-15", "accepted", f"{accepted_lens.tolist()} reach past the allocated {allocated.tolist()}")
+        raise BadArgument(
+            "KV-15", "accepted", f"{accepted_lens.tolist()} reach past the allocated {allocated.tolist()}"
+        )
     if (committed > manager.config.context_len).any():
-        raise RowOverflow("KV-4", "accepted", f"{accepted_lens.tolist()} reach past context_len {manager.config.context_len}")
+        raise RowOverflow(
+            "KV-4", "accepted", f"{accepted_lens.tolist()} reach past context_len {manager.config.context_len}"
+        )
     records._move(batch.rows, committed, allocated)
 
 
@@ -120,7 +123,7 @@ def assign_req_to_token_pool_func(
     """The row write alone: req_to_token[row, start:end] = each request's part of out_cache_loc, request-major.
 
     req_pool_indices, start_offset, end_offset: integer[batch_size]; out_cache_loc: int64[sum(end - start)].
-    Everything is on the device of req_to_token. Reads the lengths back when that is not the CPU: paths use fused kernels.
+    Everything is on the device of req_to_token. Reads the lengths back where that is not the CPU; paths do not.
     """
     batch_size = arguments.integer("batch_size", batch_size, 0)
     rows, start, end = (
@@ -150,10 +153,14 @@ def _plan_extend(manager: KVCacheManager, members: list[Req], seq_lens: Int64) -
     if (records.committed[rows] != start).any():
         raise BadArgument("KV-15", "reqs", "holds a request with an over-allocated tail: release_overallocated first")
     if (seq_lens < start + unbound).any():
-        raise BadArgument("KV-15", "seq_lens", f"{seq_lens.tolist()} lie below what is allocated ({start.tolist()}) or are 0")
+        raise BadArgument(
+            "KV-15", "seq_lens", f"{seq_lens.tolist()} lie below what is allocated ({start.tolist()}) or are 0"
+        )
     for req, seq_len in zip(members, seq_lens.tolist(), strict=True):
         if seq_len > len(req.token_ids):
-            raise BadArgument("KV-15", "seq_lens", f"is {seq_len} for {req.rid!r}, which has {len(req.token_ids)} tokens")
+            raise BadArgument(
+                "KV-15", "seq_lens", f"is {seq_len} for {req.rid!r}, which has {len(req.token_ids)} tokens"
+            )
     _check_context(manager, "seq_lens", seq_lens)
     pages = int(new_pages(start, seq_lens, manager.page_size).sum())
     return Plan(rows, start, seq_lens, seq_lens, pages, int(np.count_nonzero(unbound)))
@@ -181,7 +188,9 @@ def _plan_spec_decode(manager: KVCacheManager, batch: Batch, reserve: int) -> Pl
     start, committed = records.allocated[batch.rows], records.committed[batch.rows]
     end = np.maximum(start, (committed + (reserve + page_size - 1)) & -page_size)
     if (end > manager.req_to_token_pool.row_width).any():
-        raise RowOverflow("KV-4", "reserve", f"{reserve} reaches past the row's {manager.req_to_token_pool.row_width} entries")
+        raise RowOverflow(
+            "KV-4", "reserve", f"{reserve} reaches past the row's {manager.req_to_token_pool.row_width} entries"
+        )
     return Plan(batch.rows, start, end, committed, int(new_pages(start, end, page_size).sum()))
 
 
@@ -196,7 +205,9 @@ def _check_batch(manager: KVCacheManager, batch: Batch) -> None:
 
 def _check_context(manager: KVCacheManager, name: str, lens: Int64) -> None:
     if (lens > manager.config.context_len).any():
-        raise RowOverflow("KV-4", name, f"reaches {int(lens.max())} tokens; context_len is {manager.config.context_len}")
+        raise RowOverflow(
+            "KV-4", name, f"reaches {int(lens.max())} tokens; context_len is {manager.config.context_len}"
+        )
 
 
 def _require_room(manager: KVCacheManager, plan: Plan) -> None:

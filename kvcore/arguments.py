@@ -39,7 +39,9 @@ def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
         raise BadArgument("KV-15", name, f"is {value!r}; it has to be an integer")
     if value < low or (high is not None and value > high):
-        raise BadArgument("KV-15", name, f"is {value}; it has to be {f'{low}..{high}' if high is not None else f'at least {low}'}")
+        raise BadArgument(
+            "KV-15", name, f"is {value}; it has to be {f'{low}..{high}' if high is not None else f'at least {low}'}"
+        )
     return int(value)
 
 
@@ -48,7 +50,9 @@ def slots(name: str, values: Any, count: int | None = None) -> torch.Tensor:
     if not isinstance(values, torch.Tensor):
         raise BadArgument("KV-15", name, f"is a {type(values).__name__}; slots are a 1-D integer tensor")
     if values.ndim != 1 or values.dtype not in (torch.int64, torch.int32):
-        raise BadArgument("KV-15", name, f"is {values.dtype}{list(values.shape)}; slots are a 1-D int64 or int32 tensor")
+        raise BadArgument(
+            "KV-15", name, f"is {values.dtype}{list(values.shape)}; slots are a 1-D int64 or int32 tensor"
+        )
     if count is not None and len(values) != count:
         raise BadArgument("KV-15", name, f"has {len(values)} entries for {count} requests")
     return values.to(torch.int64)

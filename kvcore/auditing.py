@@ -21,7 +21,7 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Violation:
-    """A broken clause: what is wrong, and the pages and rows to look at. `only_lost`: pages are nowhere, none is twice."""
+    """A broken clause: what is wrong, the pages and rows to look at. `only_lost`: pages are nowhere, none is twice."""
 
     clause: str
     message: str

@@ -1,7 +1,7 @@
 """What a manager is made of, checked once.
 
-    KVCacheConfig(page_size=16, num_pages=1024, max_requests=64, context_len=4096,
-                  speculation=Speculation("eagle", steps=3, topk=1, draft_tokens=4))
+KVCacheConfig(page_size=16, num_pages=1024, max_requests=64, context_len=4096,
+              speculation=Speculation("eagle", steps=3, topk=1, draft_tokens=4))
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One KV cache: its rows, its records and its pool. The paths in `allocation` and `release` work on it.
 
-    manager = KVCacheManager(KVCacheConfig(page_size=16, num_pages=1024, max_requests=64, context_len=4096))
+manager = KVCacheManager(KVCacheConfig(page_size=16, num_pages=1024, max_requests=64, context_len=4096))
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class KVCacheManager:
 class Batch:
     """The rows of some requests: made when the composition changes, reused for every step.
 
-    `rows` is int64[bs] on the host, read-only. It remembers the generation of each row: once a member is released or bound anew, every path refuses the batch (StaleRow).
+    `rows` is int64[bs] on the host, read-only. It remembers the generation of each row: once a member is released or
+    bound anew, every path refuses the batch (StaleRow).
     """
 
     __slots__ = ("_device_rows", "generations", "manager", "mirror", "reqs", "rows")

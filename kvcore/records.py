@@ -78,6 +78,7 @@ class ReqKvInfo:
     """Read-only view of a request's record, in tokens. Without a row, `req_pool_idx` is None and the rest zero."""
 
     __slots__ = ("_req",)
+    _req: Req
 
     def __init__(self, req: Req) -> None:
         object.__setattr__(self, "_req", req)
@@ -86,7 +87,7 @@ class ReqKvInfo:
         raise AttributeError(f"{name} is read-only: the record moves only inside an allocation path (KV-4)")
 
     def _read(self, field: int) -> int:
-        req: Req = self._req
+        req = self._req
         return 0 if req._pool is None else int(req._pool.records.table[field, req._row])
 
     @property

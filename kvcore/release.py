@@ -32,12 +32,12 @@ def release_kv_cache(manager: KVCacheManager, reqs: Sequence[Req], *, checkpoint
 
 
 def retract(manager: KVCacheManager, reqs: Sequence[Req]) -> None:
-    """Take everything back from running requests to make room; each resumes later by an extend. Errors as for release."""
+    """Take everything back from running requests to make room; each resumes by an extend. Errors as for release."""
     _give_back(manager, arguments.requests("reqs", reqs, Req))
 
 
 def release_overallocated(manager: KVCacheManager, req: Req) -> int:
-    """Free the whole pages past ceil_page(committed) and set allocated = committed, so extend and decode are legal again.
+    """Free the pages past ceil_page(committed) and set allocated = committed: extend and decode are legal again.
 
     Returns the slots given back to the pool, in tokens (a page multiple). The page of the last committed token stays.
     """

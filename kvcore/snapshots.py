@@ -1,8 +1,8 @@
 """A state as plain data, read from the raw tensors and never from counters.
 
-    before = snapshot(manager)
-    ...
-    assert snapshot(manager) == before        # what "a refused call changes nothing" means, to the bit
+before = snapshot(manager)
+...
+assert snapshot(manager) == before        # what "a refused call changes nothing" means, to the bit
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from .manager import KVCacheManager
@@ -66,7 +67,9 @@ class Snapshot:
             for part in ("free", "staged", "queued"):
                 if not _same(getattr(mine, part), getattr(theirs, part)):
                     found.append(f"pool {name}: {part} pages")
-        found += [name for name in ("bound", "free_rows", "cache", "leases") if getattr(self, name) != getattr(other, name)]
+        found += [
+            name for name in ("bound", "free_rows", "cache", "leases") if getattr(self, name) != getattr(other, name)
+        ]
         found += [name for name in ("records", "slots") if not _same(getattr(self, name), getattr(other, name))]
         if self.maps.keys() != other.maps.keys():
             return [*found, "maps"]
@@ -85,7 +88,8 @@ def _same(a: NDArray[Any], b: NDArray[Any]) -> bool:
 def snapshot(manager: KVCacheManager) -> Snapshot:
     """Copy the manager's state to the host. On a device this synchronises."""
     pool = manager.req_to_token_pool
-    free = manager.allocator.free_list.live.cpu().numpy().copy()
+    free_list = manager.allocator.free_list
+    free = _to_host(free_list.ids)[free_list.head :].copy()
     return Snapshot(
         page_size=manager.page_size,
         context_len=manager.config.context_len,
@@ -93,5 +97,9 @@ def snapshot(manager: KVCacheManager) -> Snapshot:
         bound={row: req.rid for row, req in pool.reqs.items()},
         free_rows=tuple(pool.free_rows),
         records=pool.records.table.copy(),
-        slots=pool.req_to_token.cpu().numpy().copy(),
+        slots=_to_host(pool.req_to_token).copy(),
     )
+
+
+def _to_host(tensor: torch.Tensor) -> NDArray[Any]:
+    return (tensor if tensor.device.type == "cpu" else tensor.cpu()).numpy()

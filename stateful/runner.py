@@ -65,6 +65,8 @@ class Runner:
         slots = config.level == "slots"
         self.ledger: Any = SlotLedger(config) if slots else Ledger(config)
         full: type[Any] = SlotChecker if slots else FullChecker
+        # What a lockstep subject checks in every call by itself.
+        self.always = [c for c in ("KV-12", "KV-14") if c in self.subject.capabilities.asked]
         self.checker: Any = (checker or full)(self.subject, self.ledger, self.reach.checks)
         self._perform = self._call_slots if slots else self._call_engine
 
@@ -76,6 +78,8 @@ class Runner:
         call = operation.call if isinstance(operation, BadCall) else operation
         try:
             outcome: Outcome = Done(self._perform(call))
+        except Broken:
+            raise
         except KVCacheOutOfMemory as error:
             outcome = Refused("shortage", error)
         except ContractError as error:
@@ -86,6 +90,8 @@ class Runner:
             self._enter(operation, verdict, outcome)
         else:
             self._refused(operation, verdict, outcome)
+        for clause in self.always:
+            self.reach.checks[clause] += 1
         self.reach.count(operation, verdict, self.ledger)
         return outcome
 

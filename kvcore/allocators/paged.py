@@ -50,7 +50,7 @@ class PagedAllocator:
             raise KVCacheOutOfMemory(self.pool, pages, self.free_list.count)
 
     def alloc(self, need_size: int) -> torch.Tensor:
-        """`need_size` tokens in whole pages: slots int64[need_size], page by page. Multiples of page_size only (KV-15)."""
+        """`need_size` tokens in whole pages: slots int64[need_size], page by page. A page multiple only (KV-15)."""
         need_size = arguments.integer("need_size", need_size, 0)
         if need_size % self.page_size:
             raise BadArgument("KV-15", "need_size", f"is {need_size}, no multiple of the page size {self.page_size}")
@@ -115,7 +115,9 @@ class PagedAllocator:
         slots = arguments.slots("slots", slots)
         start_pos = arguments.integer("start_pos", start_pos, 0)
         if start_pos % self.page_size:
-            raise BadArgument("KV-15", "start_pos", f"is {start_pos}; a segment starts on a multiple of {self.page_size}")
+            raise BadArgument(
+                "KV-15", "start_pos", f"is {start_pos}; a segment starts on a multiple of {self.page_size}"
+            )
         self._check_set(slots)
         self._check_segment(slots)
         self._push(slots[:: self.page_size] // self.page_size)
@@ -213,4 +215,6 @@ class PagedAllocator:
         position = np.arange(len(ids))
         first = ids[position - position % self.page_size]
         if (first % self.page_size != 0).any() or (ids != first + position % self.page_size).any():
-            raise BadArgument("KV-15", "slots", f"{ids.tolist()} are no row segment: one page for {self.page_size} positions")
+            raise BadArgument(
+                "KV-15", "slots", f"{ids.tolist()} are no row segment: one page for {self.page_size} positions"
+            )

@@ -5,7 +5,9 @@ kvcore check --subject kvcore
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +25,7 @@ from ..ledger import Recent
 from .protocol import Capabilities
 
 Int64 = NDArray[np.int64]
+Guard = Callable[[], AbstractContextManager[Any]]
 
 _WHY_NOT = {
     "KV-9": "has no prefix cache yet",
@@ -49,6 +52,8 @@ class KvcoreEngine:
     capabilities = _capabilities("engine", _WHY_NOT)
 
     def __init__(self, config: Configuration) -> None:
+        self.config = config
+        self.guard: Guard = nullcontext  # what is around every call of a path
         self.manager = KVCacheManager(config)
         self.reqs: dict[int, Req] = {}
         self.batches: Recent[Batch] = Recent()
@@ -57,19 +62,22 @@ class KvcoreEngine:
         reqs = [self._req(number) for number in requests]
         for req, known in zip(reqs, tokens or seq_lens, strict=False):
             req.token_ids = range(max(known, 0))
-        slots, batch = allocation.alloc_for_extend(self.manager, reqs, seq_lens)
+        with self.guard():
+            slots, batch = allocation.alloc_for_extend(self.manager, reqs, seq_lens)
         self.batches.remember(requests, batch)
         return slots.cpu().numpy()
 
     def decode(self, requests: Sequence[int], kept: bool) -> Int64:
         batch = self._batch(requests, kept)
-        slots = allocation.alloc_for_decode(self.manager, batch)
+        with self.guard():
+            slots = allocation.alloc_for_decode(self.manager, batch)
         self.batches.remember(requests, batch)
         return slots.cpu().numpy()
 
     def spec_reserve(self, requests: Sequence[int], reserve: int, kept: bool) -> None:
         batch = self._batch(requests, kept)
-        allocation.alloc_for_spec_decode(self.manager, batch, reserve)
+        with self.guard():
+            allocation.alloc_for_spec_decode(self.manager, batch, reserve)
         self.batches.remember(requests, batch)
 
     def commit(self, requests: Sequence[int], accepted: Sequence[int], kept: bool) -> None:
@@ -78,13 +86,16 @@ class KvcoreEngine:
         self.batches.remember(requests, batch)
 
     def release_overallocated(self, request: int) -> int:
-        return release.release_overallocated(self.manager, self._req(request))
+        with self.guard():
+            return release.release_overallocated(self.manager, self._req(request))
 
     def release(self, requests: Sequence[int], checkpoint: bool) -> None:
-        release.release_kv_cache(self.manager, [self._req(number) for number in requests], checkpoint=checkpoint)
+        with self.guard():
+            release.release_kv_cache(self.manager, [self._req(number) for number in requests], checkpoint=checkpoint)
 
     def retract(self, requests: Sequence[int]) -> None:
-        release.retract(self.manager, [self._req(number) for number in requests])
+        with self.guard():
+            release.retract(self.manager, [self._req(number) for number in requests])
 
     def row_of(self, request: int) -> int:
         return self._req(request).kv.req_pool_idx or 0
@@ -124,22 +135,33 @@ class KvcoreSlots:
 
     def __init__(self, config: Configuration) -> None:
         self.config = config
+        self.guard: Guard = nullcontext
         self.allocator = PagedAllocator(config.num_pages, config.page_size, config.device, config.is_checked)
 
     def alloc(self, need_size: int) -> Int64:
-        return self.allocator.alloc(need_size).cpu().numpy()
+        with self.guard():
+            slots = self.allocator.alloc(need_size)
+        return slots.cpu().numpy()
 
     def alloc_extend(self, prefix_lens: Sequence[int], seq_lens: Sequence[int], last_loc: Sequence[int]) -> Int64:
-        return self.allocator.alloc_extend(prefix_lens, seq_lens, self._tensor(last_loc)).cpu().numpy()
+        last = self._tensor(last_loc)
+        with self.guard():
+            slots = self.allocator.alloc_extend(prefix_lens, seq_lens, last)
+        return slots.cpu().numpy()
 
     def alloc_decode(self, seq_lens: Sequence[int], last_loc: Sequence[int]) -> Int64:
-        return self.allocator.alloc_decode(seq_lens, self._tensor(last_loc)).cpu().numpy()
+        last = self._tensor(last_loc)
+        with self.guard():
+            slots = self.allocator.alloc_decode(seq_lens, last)
+        return slots.cpu().numpy()
 
     def free(self, slots: Sequence[int]) -> None:
         self.allocator.free(self._tensor(slots))
 
     def free_segment(self, slots: Sequence[int], start_pos: int) -> None:
-        self.allocator.free_segment(self._tensor(slots), start_pos)
+        segment = self._tensor(slots)
+        with self.guard():
+            self.allocator.free_segment(segment, start_pos)
 
     def clear(self) -> None:
         self.allocator.clear()
@@ -155,9 +177,13 @@ class KvcoreSlots:
         return Snapshot(config.page_size, config.context_len, pools, {}, (), nothing, np.zeros((1, 1), dtype=np.int32))
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.config.device)
+        return torch.tensor(values, dtype=torch.int64, device=self.allocator.free_list.ids.device)
 
 
-def kvcore(config: Configuration) -> KvcoreEngine | KvcoreSlots:
-    """kvcore's own allocator, on the level that the configuration names."""
+def kvcore(config: Configuration) -> Any:
+    """kvcore's own allocator, on the level that the configuration names; in a kernel lane in lockstep with the CPU."""
+    if config.device != "cpu":
+        from .lockstep import lockstep
+
+        return lockstep(config)
     return KvcoreSlots(config) if config.level == "slots" else KvcoreEngine(config)
