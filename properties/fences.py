@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..kernels.jit import launches
 from .cases import CANARY
 
 BEFORE = AFTER = 8
@@ -98,7 +99,8 @@ class Crashed(Exception):
 def in_child(work: Callable[[Callable[[int], None]], Any]) -> Any:
     """What `work` returns in a forked process. It is given a function to say which step it begins; Crashed tells it.
 
-    What `work` raises comes back as a RuntimeError with the text. A step may take CHILD_SECONDS.
+    What `work` raises comes back as a RuntimeError with the text. A step may take CHILD_SECONDS. Kernels that the child
+    launched count as launched here.
     """
     reading, writing = os.pipe()
     at = mmap.mmap(-1, 8)
@@ -118,7 +120,8 @@ def in_child(work: Callable[[Callable[[int], None]], Any]) -> Any:
         hangs = f"does not end within {CHILD_SECONDS} s"
         message = hangs if ended_by == signal.SIGALRM else f"ends the process ({ended_by.name if ended_by else status})"
         raise Crashed(message, int.from_bytes(at[:8], "little"))
-    raised, value = pickle.loads(answer)
+    raised, value, launched = pickle.loads(answer)
+    launches.update(launched)
     if raised:
         raise RuntimeError(value)
     return value
@@ -137,11 +140,12 @@ def _be_a_child(work: Callable[[Callable[[int], None]], Any], writing: int, at: 
         for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
         torch.set_num_threads(1)  # The parent's worker threads are not here.
+        launches.clear()
         try:
             begin(0)
-            answer = (False, work(begin))
+            answer = (False, work(begin), launches)
         except BaseException as error:
-            answer = (True, "".join(traceback.format_exception_only(error)).strip())
+            answer = (True, "".join(traceback.format_exception_only(error)).strip(), launches)
         with os.fdopen(writing, "wb") as stream:
             pickle.dump(answer, stream)
     finally:

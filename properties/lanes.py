@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..kernels.alloc_decode import alloc_decode
@@ -40,6 +41,25 @@ def lane_function(op: str, device: str, case: Case) -> Callable[..., Any]:
         }
         return launchers.get(op) or getattr(TritonKernels(kernels.device, tiles), op)
     return _REFERENCES.get(op) or getattr(kernels, op)
+
+
+def small_tile_function(op: str, device: str) -> Callable[..., Any]:
+    """The lane's function with tiles so small that most calls take several: what is carried between them counts.
+
+    On a GPU each tile would be a compilation, and on the CPU there are none: there it is the lane's own.
+    """
+
+    def fn(*arguments: Any) -> Any:
+        if device != "interpret":
+            return lane_function(op, device, Case(1, ((0, 1),)))(*arguments)
+        longest = max(len(a) for a in arguments if isinstance(a, (np.ndarray, torch.Tensor)) and a.ndim == 1)
+        tokens = longest
+        if op in ("extend_rows", "gather_pages"):
+            start, end = arguments[2:4]
+            tokens = int((end - start).sum())
+        return lane_function(op, device, Case(1, ((0, max(tokens, 1)),), tile=2))(*arguments)
+
+    return fn
 
 
 def tiles_of(case: Case, usual: Tiles) -> Tiles:

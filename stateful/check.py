@@ -1,4 +1,4 @@
-"""`kvcore check`: the soak, then the machines, on both levels of a subject, a fixed number of steps.
+"""`kvcore check`: the soak, then the machines, on both levels of a subject; in a kernel lane also each kernel alone.
 
     result = check("my.package:factory", profile="quick", workers=2)
     result.verdict, result.failure
@@ -13,34 +13,48 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..kernels.dispatch import OPERATIONS
 from . import options
 from .configurations import configuration
-from .profiles import PROFILES, Profile
+from .profiles import Profile, profile_for
 from .reach import Reach
 from .replay import Failure
 from .soak import soak
-from .subjects import load_subject
+from .subjects import load, load_subject
 from .subjects.protocol import Capabilities, Factory
 
 
 @dataclass(frozen=True)
 class Task:
-    """A piece of work: one driver on one level, from one seed."""
+    """A piece of work: one driver on one level, or on one kernel, from one seed.
 
-    driver: str  # soak or machine
-    level: str
+    driver: soak, machine or kernel. target: the level, or the operation. fn: the function to put in the kernel's place.
+    """
+
+    driver: str
+    target: str
     seed: int
     steps: int
     subject: str
     device: str
     profile: str
+    fn: str | None = None
 
     @property
     def title(self) -> str:
-        return f"{self.driver} {self.level}"
+        return f"{self.driver} {self.target}"
+
+
+@dataclass(frozen=True)
+class KernelFailure:
+    """A kernel that does not agree with its reference: the minimised call, as text."""
+
+    op: str
+    text: str
 
 
 @dataclass
@@ -51,12 +65,13 @@ class CheckResult:
     capabilities: dict[str, Capabilities]
     reach: Reach = field(default_factory=Reach)
     failure: Failure | None = None
+    kernel_failure: KernelFailure | None = None
     missing: list[str] = field(default_factory=list)
 
     @property
     def verdict(self) -> str:
         """holds, broken or not reached."""
-        return "broken" if self.failure else "not reached" if self.missing else "holds"
+        return "broken" if self.failure or self.kernel_failure else "not reached" if self.missing else "holds"
 
 
 def check(
@@ -66,26 +81,37 @@ def check(
     profile: str = "quick",
     seed: int = 0,
     workers: int | None = None,
+    kernels: dict[str, str] | None = None,
     progress: Callable[[Task], None] = lambda task: None,
 ) -> CheckResult:
-    """Run every task of the profile; `progress` hears of each that ends. Raises UnknownSubject before anything runs."""
+    """Run every task of the profile; `progress` hears of each that ends. Raises UnknownSubject before anything runs.
+
+    kernels: operation -> pkg.mod:fn, to be checked in the place of kvcore's own. Where it is given, nothing else runs.
+    """
     factory = load_subject(subject)
-    chosen = PROFILES[profile]
-    capabilities = levels_of(factory, device)
+    chosen = profile_for(profile, device)
+    capabilities = {} if kernels else levels_of(factory, device)
     result = CheckResult(tuple(capabilities), capabilities)
-    tasks = list(tasks_of(chosen, result.levels, subject, device, seed))
+    tasks = list(tasks_of(chosen, result.levels, subject, device, seed, kernels))
     workers = min(workers or os.cpu_count() or 1, len(tasks))
     for task, (reach, failure) in _outcomes(tasks, workers):
         result.reach.add(reach)
         progress(task)
-        if failure:
+        if isinstance(failure, KernelFailure):
+            result.kernel_failure = failure
+        else:
             result.failure = failure
+        if failure:
             return result
+    if kernels:
+        return result
     result.missing = chosen.missing(result.reach, result.levels)
     for level, offered in capabilities.items():
         for clause in offered.asked:
             if not result.reach.checks[clause]:
                 result.missing.append(f"clause {clause} is asked of the {level} level and nothing exercised it")
+    if device != "cpu":
+        result.missing += [f"kernel {op} was not launched" for op in OPERATIONS if not result.reach.kernels[op]]
     return result
 
 
@@ -99,25 +125,41 @@ def levels_of(factory: Factory, device: str) -> dict[str, Capabilities]:
     return found
 
 
-def tasks_of(profile: Profile, levels: tuple[str, ...], subject: str, device: str, seed: int) -> Iterator[Task]:
+def tasks_of(
+    profile: Profile,
+    levels: tuple[str, ...],
+    subject: str,
+    device: str,
+    seed: int,
+    kernels: dict[str, str] | None = None,
+) -> Iterator[Task]:
     """The soak first: it finds most faults within a second."""
+    first = seed * 1_000_003
+
+    def task(driver: str, target: str, piece: int, steps: int, fn: str | None = None) -> Task:
+        return Task(driver, target, first + piece, steps, subject, device, profile.name, fn)
+
+    if kernels:
+        yield from (task("kernel", op, 0, profile.kernel_cases, fn) for op, fn in kernels.items())
+        return
     for piece in range(profile.shards):
-        for level in levels:
-            steps = profile.soak_steps // profile.shards
-            yield Task("soak", level, seed * 1_000_003 + piece, steps, subject, device, profile.name)
+        yield from (task("soak", level, piece, profile.soak_steps // profile.shards) for level in levels)
+    if device != "cpu":
+        yield from (task("kernel", op, 0, profile.kernel_cases) for op in OPERATIONS)
     for piece in range(profile.pieces):
-        for level in levels:
-            steps = profile.examples * profile.example_steps
-            yield Task("machine", level, seed * 1_000_003 + piece, steps, subject, device, profile.name)
+        yield from (task("machine", level, piece, profile.examples * profile.example_steps) for level in levels)
 
 
-def _outcomes(tasks: list[Task], workers: int) -> Iterator[tuple[Task, tuple[Reach, Failure | None]]]:
+Result = tuple[Reach, Failure | KernelFailure | None]
+
+
+def _outcomes(tasks: list[Task], workers: int) -> Iterator[tuple[Task, Result]]:
     """Results in the order of the tasks; what was not started when a failure turns up is left out."""
     if workers == 1:
         yield from ((task, perform(task)) for task in tasks)
         return
     # spawn: a forked child could not use a GPU that its parent has touched.
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread) as pool:
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _worker, (tasks[0].device,)) as pool:
         futures: list[Future[Any]] = [pool.submit(perform, task) for task in tasks]
         try:
             for task, future in zip(tasks, futures, strict=True):
@@ -127,23 +169,34 @@ def _outcomes(tasks: list[Task], workers: int) -> Iterator[tuple[Task, tuple[Rea
                 future.cancel()
 
 
-def _one_thread() -> None:
-    """Workers share the cores; torch's own threads would only get in each other's way."""
+def _worker(device: str) -> None:
+    """Workers share the cores, so torch's own threads would only get in each other's way; and they share the GPUs."""
     import torch
 
     torch.set_num_threads(1)
+    if device == "cuda":
+        (number,) = multiprocessing.current_process()._identity[-1:]  # type: ignore[attr-defined]
+        torch.cuda.set_device((number - 1) % torch.cuda.device_count())
 
 
-def perform(task: Task) -> tuple[Reach, Failure | None]:
+def perform(task: Task) -> Result:
     """One task in this process."""
-    if task.driver == "soak":
-        reach = Reach()
-        factory = load_subject(task.subject)
-        return reach, soak(task.level, factory, steps=task.steps, seed=task.seed, reach=reach, device=task.device)
-    return _machine(task)
+    from ..kernels.jit import launches
+
+    before = launches.copy()
+    run = {"soak": _soak, "machine": _machine, "kernel": _kernel}[task.driver]
+    reach, failure = run(task)
+    reach.kernels.update({op: launches[op] - before[op] for op in OPERATIONS if launches[op] > before[op]})
+    return reach, failure
 
 
-def _machine(task: Task) -> tuple[Reach, Failure | None]:
+def _soak(task: Task) -> Result:
+    reach = Reach()
+    factory = load_subject(task.subject)
+    return reach, soak(task.target, factory, steps=task.steps, seed=task.seed, reach=reach, device=task.device)
+
+
+def _machine(task: Task) -> Result:
     import hypothesis
     from hypothesis.stateful import run_state_machine_as_test
 
@@ -151,13 +204,32 @@ def _machine(task: Task) -> tuple[Reach, Failure | None]:
     from .verdicts import Broken
 
     options.current = options.Options(task.subject, task.device, task.profile, task.seed)
-    base = MACHINES[task.level]
+    base = MACHINES[task.target]
     # A class of its own: reach and failure are this task's.
     machine: Any = type(base.__name__, (base,), {"reach": Reach(), "failure": None})
+    chosen = machine_settings(task.profile, device=task.device, database=None)
     try:
-        run_state_machine_as_test(
-            hypothesis.seed(task.seed)(machine), settings=machine_settings(task.profile, database=None)
-        )
+        run_state_machine_as_test(hypothesis.seed(task.seed)(machine), settings=chosen)
     except (Broken, hypothesis.errors.Flaky):
         return machine.reach, machine.failure
     return machine.reach, None
+
+
+def _kernel(task: Task) -> Result:
+    """One kernel against its reference, in the context that the subject gives it (a fault of the gallery: broken)."""
+    from ..properties.check_kernel import find_mismatch
+
+    reach = Reach()
+    context: Callable[[], AbstractContextManager[Any]] = getattr(load_subject(task.subject), "kernels", nullcontext)
+    with context():
+        fn = _in_lane(task) if task.fn is None else load(task.fn)
+        found = find_mismatch(task.target, fn, task.device, examples=task.steps, seed=task.seed)
+    reach.checks.update({"KV-12": task.steps, "KV-13": task.steps})
+    return reach, None if found is None else KernelFailure(task.target, str(found))
+
+
+def _in_lane(task: Task) -> Callable[..., Any]:
+    """The lane's own function, with tiles as small as the calls are odd: so small tiles are exercised in every check."""
+    from ..properties.lanes import small_tile_function
+
+    return small_tile_function(task.target, task.device)

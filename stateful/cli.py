@@ -8,6 +8,7 @@ Exit status: 0 holds, 1 a clause is broken or a promised reach was missed, 2 the
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """The command that was named. Each loads what it needs: `kvcore --help` imports no torch."""
+    if getattr(arguments, "device", None) == "interpret":
+        os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, and for every worker
     try:
         from . import commands
     except ImportError as error:
@@ -64,6 +67,13 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--profile", choices=PROFILES, default=DEFAULT.profile, help="how many steps to run")
     check.add_argument(
         "-n", dest="workers", type=_at_least(1), metavar="WORKERS", help="processes; all cores if not given"
+    )
+    check.add_argument(
+        "--kernel",
+        action="append",
+        default=[],
+        metavar="OP=pkg.mod:fn",
+        help="check this function as the device operation OP, and nothing else; may be repeated",
     )
     _seed_and_json(check)
 

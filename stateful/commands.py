@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from rich.table import Table
 
 from ..contract import CONTRACT
 from ..errors import KVCacheError
+from ..kernels.dispatch import OPERATIONS, kernels_for
+from ..kernels.jit import LaneError
 from . import results
 from .cli import WrongCall
 from .minimize import minimize
-from .replay import Failure, MalformedReplay, Replay, run, to_replay
+from .replay import Failure, MalformedReplay, Replay, on_device, run, to_replay
 from .report import failure_report, versions
-from .subjects import UnknownSubject, load_subject
+from .subjects import UnknownSubject, load, load_subject
 from .subjects.protocol import Factory
 
 # Into a file or a pipe there is no width to fit into; tables keep their names whole.
@@ -35,20 +38,22 @@ def check(arguments: argparse.Namespace) -> int:
     """The soak and the machines."""
     from .check import Task, levels_of, tasks_of
     from .check import check as run_check
-    from .profiles import PROFILES
+    from .profiles import profile_for
 
     subject, device, profile, seed = arguments.subject, arguments.device, arguments.profile, arguments.seed
+    _lane(device)
     factory = _factory(subject)
+    kernels = _kernels(arguments.kernel)
     out.print(f"kvcore check --subject {subject} --device {device} --profile {profile} --seed {seed}   ({versions()})")
     started = time.monotonic()
     _clear_last_run()
     try:
-        levels = tuple(levels_of(factory, device))
+        levels = () if kernels else tuple(levels_of(factory, device))
     except Exception as error:
         raise WrongCall(f"subject {subject!r} cannot be made: {type(error).__name__}: {error}") from None
-    if not levels:
+    if not levels and not kernels:
         raise WrongCall(f"subject {subject!r} offers neither level: capabilities.level is 'engine' or 'slots'")
-    total = sum(task.steps for task in tasks_of(PROFILES[profile], levels, subject, device, seed))
+    total = sum(task.steps for task in tasks_of(profile_for(profile, device), levels, subject, device, seed, kernels))
     with _bar() as bar:
         line = bar.add_task("checking", total=total)
 
@@ -56,14 +61,24 @@ def check(arguments: argparse.Namespace) -> int:
             bar.update(line, advance=task.steps, description=task.title)
 
         result = run_check(
-            subject, device=device, profile=profile, seed=seed, workers=arguments.workers, progress=progress
+            subject,
+            device=device,
+            profile=profile,
+            seed=seed,
+            workers=arguments.workers,
+            kernels=kernels,
+            progress=progress,
         )
+    if result.kernel_failure:
+        out.print(f"KV-12 ({CONTRACT['KV-12'].name}) is broken: a kernel is not its reference", markup=False)
+        out.print(result.kernel_failure.text, markup=False)
     path = _report(result.failure, factory, subject=subject, device=device, seed=seed)
     data = results.document(
         result.reach,
         result.capabilities.values(),
         result.failure,
         path,
+        kernel_failure=result.kernel_failure.text if result.kernel_failure else None,
         verdict=result.verdict,
         seconds=round(time.monotonic() - started, 3),
         subject=subject,
@@ -80,6 +95,7 @@ def workload(arguments: argparse.Namespace) -> int:
     from .workload import SPECULATION, DoesNotFit, WorkloadSettings, run_workload
 
     subject, device, seed = arguments.subject, arguments.device, arguments.seed
+    _lane(device)
     factory = _factory(subject)
     started = time.monotonic()
     _clear_last_run()
@@ -136,9 +152,10 @@ def replay(arguments: argparse.Namespace) -> int:
     except (MalformedReplay, OSError) as error:
         raise WrongCall(f"{arguments.file}: {error}") from None
     subject, device = arguments.subject or recorded.subject, arguments.device or recorded.device
+    _lane(device)
     factory = _factory(subject)
     try:
-        failure = run(recorded.config, recorded.operations, factory)
+        failure = run(on_device(recorded.config, device), recorded.operations, factory)
     except MalformedReplay as error:
         raise WrongCall(f"{arguments.file}: {error}") from None
     if failure is None:
@@ -207,6 +224,27 @@ def contract(arguments: argparse.Namespace) -> int:
     out.print(table)
     out.print(f"last run: {of}", markup=False)
     return 0
+
+
+def _lane(device: str) -> None:
+    """WrongCall where the device is not to be had."""
+    try:
+        kernels_for(device)
+    except LaneError as error:
+        raise WrongCall(str(error)) from None
+
+
+def _kernels(words: Sequence[str]) -> dict[str, str]:
+    """--kernel OP=pkg.mod:fn, checked before anything runs."""
+    kernels = dict(word.partition("=")[::2] for word in words)
+    for op, fn in kernels.items():
+        if op not in OPERATIONS:
+            raise WrongCall(f"--kernel {op}: no such operation; there are {', '.join(OPERATIONS)}")
+        try:
+            load(fn)
+        except UnknownSubject as error:
+            raise WrongCall(f"--kernel {op}: {error}") from None
+    return kernels
 
 
 def _factory(subject: str) -> Factory:

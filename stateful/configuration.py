@@ -29,9 +29,10 @@ class Configuration(KVCacheConfig):
             raise BadArgument("KV-15", "level", f"is {self.level!r}; it has to be 'engine' or 'slots'")
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that differ from their defaults, and the level."""
+        """The fields that differ from their defaults, and the level; the device is where it runs, no part of it."""
         plain = asdict(self)
         kept = {f.name: plain[f.name] for f in fields(self) if getattr(self, f.name) != f.default}
+        kept.pop("device", None)
         return {**kept, "level": self.level}
 
     @classmethod

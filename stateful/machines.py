@@ -22,7 +22,7 @@ from .bad_calls import pick_bad_call
 from .choices import DRAWS, ENGINE_PICK, ENGINE_POSSIBLE, SLOT_PICK, SLOT_POSSIBLE
 from .configurations import CHOICES, configuration
 from .operations import Operation
-from .profiles import PROFILES
+from .profiles import profile_for
 from .reach import Reach
 from .replay import Failure
 from .runner import Runner, WrongLevel
@@ -33,13 +33,13 @@ draw = st.integers(0, DRAWS - 1)
 choice = st.integers(0, CHOICES - 1)
 
 
-def machine_settings(profile: str, **changes: Any) -> settings:
+def machine_settings(profile: str, *, device: str = "cpu", **changes: Any) -> settings:
     """Settings of a machine in this profile.
 
     One bug at a time and no explain phase: with Hypothesis's defaults shrinking took minutes instead of seconds.
     No deadline and no health checks: a first step on a GPU compiles kernels, and a machine draws much by design.
     """
-    chosen = PROFILES[profile]
+    chosen = profile_for(profile, device)
     given: dict[str, Any] = {
         "max_examples": chosen.examples,
         "stateful_step_count": chosen.example_steps,

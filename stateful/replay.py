@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,7 @@ class Replay:
                 raise MalformedReplay(f"line {number}: {error}") from None
         if "config" not in head:
             raise MalformedReplay("no line begins with 'config'")
+        head["config"] = on_device(head["config"], head.get("device", "cpu"))
         return cls(operations=tuple(operations), **head)
 
     @classmethod
@@ -90,6 +91,14 @@ class Replay:
             return cls.parse(Path(path).read_text(encoding="utf-8"))
         except UnicodeDecodeError:
             raise MalformedReplay("is no text file") from None
+
+
+def on_device(config: Configuration, device: str) -> Configuration:
+    """The configuration on another device. MalformedReplay if there is none of this name."""
+    try:
+        return replace(config, device=device)
+    except KVCacheError as error:
+        raise MalformedReplay(str(error)) from None
 
 
 def run(

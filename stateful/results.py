@@ -23,9 +23,11 @@ def document(
     capabilities: Iterable[Capabilities],
     failure: Failure | None,
     replay: Path | None,
+    kernel_failure: str | None = None,
     **facts: Any,
 ) -> dict[str, Any]:
     """`facts` are verdict, seconds, subject, device, profile, seed and what a command adds."""
+    broken = failure.broken.clause if failure else "KV-12" if kernel_failure else None
     asked: dict[str, bool] = {}
     why: dict[str, str] = {}
     for offered in capabilities:
@@ -45,15 +47,20 @@ def document(
             clause: {
                 "asked": asked.get(clause, False),
                 "checks": reach.checks[clause],
-                "violations": int(failure is not None and failure.broken.clause == clause),
+                "violations": int(clause == broken),
                 "why": "" if asked.get(clause, False) else why.get(clause, "the subject does not say"),
             }
             for clause in CONTRACT
         },
         "kernels": dict(sorted(reach.kernels.items())),
-        "failure": failure
-        and {"clause": failure.broken.clause, "message": failure.broken.message, "replay": str(replay)},
+        "failure": _failure(failure, replay, kernel_failure),
     }
+
+
+def _failure(failure: Failure | None, replay: Path | None, kernel_failure: str | None) -> dict[str, Any] | None:
+    if failure:
+        return {"clause": failure.broken.clause, "message": failure.broken.message, "replay": str(replay)}
+    return {"clause": "KV-12", "message": kernel_failure, "replay": None} if kernel_failure else None
 
 
 def write_json(path: Path, data: Any) -> None:

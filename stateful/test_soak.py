@@ -12,26 +12,26 @@ import pytest
 from . import options
 from .check import Task, levels_of, perform, tasks_of
 from .minimize import minimize
-from .profiles import PROFILES
-from .replay import to_replay
+from .profiles import profile_for
+from .replay import Failure, to_replay
 from .report import failure_report
 from .subjects import load_subject
 
 CHOSEN = options.current
 TASKS = [
     task
-    for task in tasks_of(PROFILES[CHOSEN.profile], ("engine", "slots"), CHOSEN.subject, CHOSEN.device, CHOSEN.seed)
+    for task in tasks_of(profile_for(CHOSEN.profile, CHOSEN.device), ("engine", "slots"), CHOSEN.subject, CHOSEN.device, CHOSEN.seed)
     if task.driver == "soak"
 ]
 
 
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{task.level}-{task.seed}")
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{task.target}-{task.seed}")
 def test_every_clause_holds_after_every_operation(task: Task) -> None:
     factory = load_subject(task.subject)
-    if task.level not in levels_of(factory, task.device):
-        pytest.skip(f"not asked: {task.subject} does not offer the {task.level} level")
+    if task.target not in levels_of(factory, task.device):
+        pytest.skip(f"not asked: {task.subject} does not offer the {task.target} level")
     reach, failure = perform(task)
-    if failure:
+    if isinstance(failure, Failure):
         small = minimize(failure, factory)
         path = Path(f"kvcore-{small.broken.clause}-{task.seed}.replay")
         replay = to_replay(small, subject=task.subject, device=task.device, seed=task.seed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from .protocol import Factory
 
@@ -20,17 +21,23 @@ class UnknownSubject(ValueError):
 
 def load_subject(name: str) -> Factory:
     """The factory named `NAME` (one of BY_NAME) or `pkg.mod:factory`, looked up from the current folder too."""
-    module_name, colon, attribute = BY_NAME.get(name, name).partition(":")
+    factory: Factory = load(BY_NAME.get(name, name))
+    return factory
+
+
+def load(name: str) -> Any:
+    """The function that `pkg.mod:function` names. UnknownSubject says why there is none."""
+    module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
-        raise UnknownSubject(f"subject {name!r}: neither one of {', '.join(BY_NAME)} nor pkg.mod:factory")
+        raise UnknownSubject(f"{name!r} is neither one of {', '.join(BY_NAME)} nor pkg.mod:function")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
         module = import_module(module_name)
     except ImportError as error:
-        raise UnknownSubject(f"subject {name!r}: {error}") from None
-    factory = getattr(module, attribute, None)
-    if not callable(factory):
-        raise UnknownSubject(f"subject {name!r}: {module_name} has no factory {attribute!r}")
-    return factory  # type: ignore[no-any-return]
+        raise UnknownSubject(f"{name!r}: {error}") from None
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        raise UnknownSubject(f"{name!r}: {module_name} has no function {attribute!r}")
+    return found
