@@ -166,29 +166,36 @@ def smallest(case: Case, fails: Callable[[Case], bool]) -> Case:
 
 def _smaller(case: Case) -> Iterator[Case]:
     """Cases that are smaller than `case` in one respect, the greatest steps first."""
+    members, page_size = case.members, case.page_size
     if case.batch is not None:
         for batch in sorted({1, case.batch // 2, case.batch - case.batch // 8, case.batch - 1} - {0, case.batch}):
             yield replace(case, batch=batch)
         if case.batch <= 64:
             yield replace(case, members=tuple((start, new) for start, new in case.lens.tolist()), batch=None)
-    members = case.members
-    for count in (len(members) // 2, len(members) // 4, 1):
+    yield replace(case, top=None)
+    yield replace(case, order=0)
+    yield replace(case, order=min(case.order, 1))
+    yield replace(case, head=0)
+    yield replace(case, gap=0)
+    yield replace(case, lens_dtype="int64")
+    for smaller_page in PAGE_SIZES:
+        if smaller_page < page_size:
+            yield replace(case, page_size=smaller_page)
+    yield replace(case, members=tuple((0, new) for _, new in members))
+    yield replace(case, members=tuple((start, 0) for start, _ in members))
+    yield replace(case, members=tuple((start, min(new, 1)) for start, new in members))
+    for count in sorted({len(members) // 2, len(members) // 4, 4, 3, 2, 1}, reverse=True):
         for low in range(0, len(members), count) if 0 < count < len(members) else ():
             yield replace(case, members=members[:low] + members[low + count :])
-    for index, member in enumerate(members):
-        for field in (0, 1):
-            value = member[field]
-            steps = {0, value // 2, value - value // 8, value - case.page_size, value - 1}
-            for less in sorted(step for step in steps if 0 <= step < value):
-                changed = (less, member[1]) if field == 0 else (member[0], less)
-                yield replace(case, members=(*members[:index], changed, *members[index + 1 :]))
-    plain = Case(case.page_size, members)
-    yield replace(case, top=plain.top)
-    yield replace(case, order=plain.order)
-    yield replace(case, order=min(case.order, 1))
-    yield replace(case, head=plain.head)
-    yield replace(case, gap=plain.gap)
-    yield replace(case, lens_dtype=plain.lens_dtype)
-    for page_size in PAGE_SIZES:
-        if page_size < case.page_size:
-            yield replace(case, page_size=page_size)
+    for index, (start, new) in enumerate(members):
+        less_of_one = [(less, new) for less in _less(start, page_size)] + [
+            (start, less) for less in _less(new, page_size)
+        ]
+        for member in less_of_one:
+            yield replace(case, members=(*members[:index], member, *members[index + 1 :]))
+
+
+def _less(tokens: int, page_size: int) -> list[int]:
+    """Smaller lengths to try, the smallest first."""
+    steps = {0, tokens // 2, tokens - tokens // 8, tokens - page_size, tokens - 1}
+    return sorted(step for step in steps if 0 <= step < tokens)

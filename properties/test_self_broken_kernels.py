@@ -1,0 +1,196 @@
+"""Kernels in Triton with the bugs that allocation kernels have had: check_kernel finds each, in little time.
+
+A program for each request, which sums up all earlier ones: the shape that production kernels had, and where each of
+these bugs was once made. `FAULT` leaves one in; with "none" the kernel is right.
+"""
+
+# Kernels are in Triton's language, which is not typed Python.
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+from __future__ import annotations
+
+import inspect
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from ..allocators.paged import PagedAllocator
+from ..errors import KVCacheOutOfMemory
+from ..kernels.devices import tensor_device
+from ..kernels.jit import jit
+from . import KernelMismatch, check_kernel
+from .fences import Crashed, fenced, in_child
+from .masked_loads import masked_loads_without_other
+
+if TYPE_CHECKING:
+    import triton.language as tl
+
+
+@jit
+def serial_extend_kernel(
+    prefix_lens, seq_lens, last_loc, free_pages, out, batch,
+    PAGE_SIZE: tl.constexpr, LANES: tl.constexpr, TILE: tl.constexpr, FAULT: tl.constexpr,
+):  # fmt: skip
+    me = tl.program_id(0)
+    lane = tl.arange(0, LANES)
+    if FAULT == "no default":
+        begins = tl.load(prefix_lens + lane, mask=lane < me)
+        ends = tl.load(seq_lens + lane, mask=lane < me, other=0)
+    else:
+        begins = tl.load(prefix_lens + lane, mask=lane < me, other=0)
+        ends = tl.load(seq_lens + lane, mask=lane < me, other=0)
+    first_token = tl.sum(ends.to(tl.int64) - begins, 0)
+    pages = (ends.to(tl.int64) + (PAGE_SIZE - 1)) // PAGE_SIZE - (begins.to(tl.int64) + (PAGE_SIZE - 1)) // PAGE_SIZE
+    first_page = tl.sum(pages, 0)
+
+    start = tl.load(prefix_lens + me).to(tl.int64)
+    end = tl.load(seq_lens + me).to(tl.int64)
+    last = tl.load(last_loc + me)
+    edge = tl.minimum(end, (start + (PAGE_SIZE - 1)) // PAGE_SIZE * PAGE_SIZE)
+    token = tl.arange(0, TILE)
+    done = start
+    while done < edge:
+        position = done + token
+        tl.store(out + first_token + position - start, last + 1 + position - start, mask=position < edge)
+        done += TILE
+    if FAULT == "no early exit":
+        # The rest is taken for a partial last page, counted back from the end.
+        tail = end % PAGE_SIZE
+        inside = token < tail
+        page = tl.load(free_pages + first_page + tl.zeros_like(token), mask=inside & (end > start), other=0)
+        slot = page * PAGE_SIZE + token
+        tl.store(out + first_token + end - start - tail + token, slot, mask=inside & (end > start))
+        done = edge
+    else:
+        done = edge
+    past = end // PAGE_SIZE * PAGE_SIZE if FAULT == "no early exit" else end
+    while done < past:
+        position = done + token
+        inside = position < past
+        entry = first_page + (position - edge) // PAGE_SIZE
+        if FAULT == "tile carry":
+            entry = first_page + token // PAGE_SIZE
+        page = tl.load(free_pages + entry, mask=inside, other=0)
+        if FAULT == "32 bits":
+            slot = page.to(tl.int32) * PAGE_SIZE + (position % PAGE_SIZE).to(tl.int32)
+        else:
+            slot = page * PAGE_SIZE + position % PAGE_SIZE
+        tl.store(out + first_token + position - start, slot, mask=inside)
+        if FAULT == "over-read":
+            ahead = tl.load(free_pages + entry + 1, mask=inside, other=0)
+            tl.store(out + first_token + position - start, slot + 0 * ahead, mask=inside)
+        done += TILE
+
+
+@jit
+def serial_decode_kernel(
+    seq_lens, last_loc, free_pages, out, PAGE_SIZE: tl.constexpr, LANES: tl.constexpr, FAULT: tl.constexpr
+):
+    me = tl.program_id(0)
+    lane = tl.arange(0, LANES)
+    lens = tl.load(seq_lens + lane, mask=lane < me, other=0)
+    if FAULT == "page size 1":
+        takes = (lens % PAGE_SIZE == 1) & (lane < me)
+    else:
+        takes = ((lens - 1) % PAGE_SIZE == 0) & (lane < me)
+    rank = tl.sum(takes.to(tl.int32), 0)
+    length = tl.load(seq_lens + me)
+    if (length - 1) % PAGE_SIZE == 0:
+        tl.store(out + me, tl.load(free_pages + rank) * PAGE_SIZE)
+    else:
+        tl.store(out + me, tl.load(last_loc + me) + 1)
+
+
+def serial_extend(
+    prefix: Any, seq: Any, last_loc: Any, free_pages: Any, page_size: int, out: Any, fault: str = "none"
+) -> None:
+    batch = len(prefix)
+    serial_extend_kernel.launch(
+        (batch,), prefix, seq, last_loc, free_pages, out, batch,
+        PAGE_SIZE=page_size, LANES=lanes_of(batch, fault), TILE=128, FAULT=fault,
+    )  # fmt: skip
+
+
+def serial_decode(seq: Any, last_loc: Any, free_pages: Any, page_size: int, out: Any, fault: str = "none") -> None:
+    serial_decode_kernel.launch(
+        (len(seq),), seq, last_loc, free_pages, out,
+        PAGE_SIZE=page_size, LANES=lanes_of(len(seq), fault), FAULT=fault,
+    )  # fmt: skip
+
+
+def lanes_of(batch: int, fault: str) -> int:
+    """The least power of two from `batch` up; the fault rounds down, which is the same where `batch` is one itself."""
+    return 1 << (batch.bit_length() - 1 if fault == "scan" else (batch - 1).bit_length())
+
+
+# A program for each request costs the interpreter 10 ms, and each power of two of the batch a GPU a compilation.
+FEW: dict[str, Any] = {"examples": 60, "page_sizes": (1, 4, 128), "largest_batch": 17}
+
+EXTEND_FAULTS = ["no early exit", "tile carry", "32 bits", "no default", "over-read"]
+DECODE_FAULTS = ["page size 1", "scan"]
+
+# A GPU does not miss a value that is not used, and its masked-off lanes may happen to read 0.
+ONLY_INTERPRETED = ("over-read", "no default")
+
+
+@pytest.mark.parametrize("fault", ["none", *EXTEND_FAULTS])
+def test_extend(fault: str, device: str) -> None:
+    look("alloc_extend", partial(serial_extend, fault=fault), fault, device)
+
+
+@pytest.mark.parametrize("fault", ["none", *DECODE_FAULTS])
+def test_decode(fault: str, device: str) -> None:
+    look("alloc_decode", partial(serial_decode, fault=fault), fault, device)
+
+
+def look(op: str, fn: Any, fault: str, device: str) -> None:
+    if fault == "none" or (device != "interpret" and fault in ONLY_INTERPRETED):
+        return check_kernel(op, fn, device, **FEW)
+    begun = time.perf_counter()
+    with pytest.raises(KernelMismatch) as caught:
+        check_kernel(op, fn, device, **FEW)
+    assert time.perf_counter() - begun < 60
+    assert len(caught.value.case.lens) <= (6 if fault == "scan" else 3), caught.value
+    return None
+
+
+def test_the_source_shows_the_missing_default() -> None:
+    source = inspect.getsource(serial_extend_kernel.function)
+    assert masked_loads_without_other(source) == ["line 9: tl.load(prefix_lens + lane, mask=lane < me)"]
+
+
+class ChecksTooLate(PagedAllocator):
+    """Launches first and counts afterwards (public bug SG-34399): the caller gets its error, the kernel its crash."""
+
+    def require(self, pages: int) -> None:
+        self.short = pages > self.free_list.count
+
+    def alloc_extend(self, *arguments: Any) -> torch.Tensor:
+        out = super().alloc_extend(*arguments)
+        if self.short:
+            raise KVCacheOutOfMemory("full", 0, 0)
+        return out
+
+
+@pytest.mark.parametrize("allocator_of", [PagedAllocator, ChecksTooLate])
+def test_a_check_after_the_launch(allocator_of: type[PagedAllocator], device: str) -> None:
+    if device != "interpret":
+        return  # A wall is the CPU's; the CPU's memory is what the interpreter works on.
+
+    def short_extend(_: Any) -> str:
+        allocator = allocator_of(3, 4, device, checked=False)
+        allocator.free_list.ids = fenced(np.arange(1, 4), "cpu", walled=True).tensor
+        last_loc = torch.full((2,), -1, device=tensor_device(device))
+        with pytest.raises(KVCacheOutOfMemory):
+            allocator.alloc_extend([0, 0], [4, 5000], last_loc)
+        return "refused"
+
+    if allocator_of is ChecksTooLate:
+        with pytest.raises(Crashed, match="SIGSEGV"):
+            in_child(short_extend)
+    else:
+        assert in_child(short_extend) == "refused"
