@@ -46,12 +46,18 @@ class Kernel:
         _kernels[self.name] = self
 
     def launch(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-        """Run `grid` programs. `arguments` are tensors and run-time integers, `constants` the constexprs."""
+        """Run `grid` programs where the first argument, a tensor, is. The others are tensors and run-time integers,
+        `constants` the constexprs."""
         launches[self.name] += 1
         compiled = self.compiled or self.load()
         if self.interpreted:
             self.variants.add((*map(_type_of, arguments), *sorted(constants.items())))
-        compiled[grid](*arguments, **constants)
+            compiled[grid](*arguments, **constants)
+        elif arguments[0].get_device() == torch.cuda.current_device():
+            compiled[grid](*arguments, **constants)
+        else:
+            with torch.cuda.device(arguments[0].device):
+                compiled[grid](*arguments, **constants)
 
     def __call__(self, *arguments: Any) -> Any:
         raise TypeError(f"{self.name}: a kernel is launched; only another kernel calls it")

@@ -45,8 +45,11 @@ def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
     return int(value)
 
 
-def slots(name: str, values: Any, count: int | None = None) -> torch.Tensor:
-    """A 1-D tensor of slot numbers as int64; refuses other types and shapes. Their values are not looked at."""
+def slots(name: str, values: Any, count: int | None = None, where: torch.Tensor | None = None) -> torch.Tensor:
+    """A 1-D tensor of slot numbers as int64; refuses other types and shapes. Their values are not looked at.
+
+    `where`: a tensor on whose device they have to be.
+    """
     if not isinstance(values, torch.Tensor):
         raise BadArgument("KV-15", name, f"is a {type(values).__name__}; slots are a 1-D integer tensor")
     if values.ndim != 1 or values.dtype not in (torch.int64, torch.int32):
@@ -55,6 +58,8 @@ def slots(name: str, values: Any, count: int | None = None) -> torch.Tensor:
         )
     if count is not None and len(values) != count:
         raise BadArgument("KV-15", name, f"has {len(values)} entries for {count} requests")
+    if where is not None and values.device != where.device:
+        raise BadArgument("KV-15", name, f"is on {values.device}; the allocator's tensors are on {where.device}")
     return values.to(torch.int64)
 
 

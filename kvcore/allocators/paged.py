@@ -68,7 +68,7 @@ class PagedAllocator:
         """
         prefix = arguments.lengths("prefix_lens", prefix_lens)
         seq = arguments.lengths("seq_lens", seq_lens, len(prefix))
-        last_loc = arguments.slots("last_loc", last_loc, len(prefix))
+        last_loc = arguments.slots("last_loc", last_loc, len(prefix), self.free_list.ids)
         if (seq < prefix).any():
             raise BadArgument("KV-15", "seq_lens", f"{seq.tolist()} lie below prefix_lens {prefix.tolist()}")
         self._check_last_loc(prefix, seq, last_loc)
@@ -86,7 +86,7 @@ class PagedAllocator:
         last_loc: int64[bs], the slot of position seq - 2, or -1 at length 1. Raises as alloc_extend does.
         """
         seq = arguments.lengths("seq_lens", seq_lens)
-        last_loc = arguments.slots("last_loc", last_loc, len(seq))
+        last_loc = arguments.slots("last_loc", last_loc, len(seq), self.free_list.ids)
         if (seq < 1).any():
             raise BadArgument("KV-15", "seq_lens", f"{seq.tolist()} hold a length below 1, which has no new token")
         self._check_last_loc(seq - 1, seq, last_loc)
@@ -102,7 +102,7 @@ class PagedAllocator:
 
         Looks for the pages with `unique`: on a GPU that synchronises. A row's segment is better freed as one.
         """
-        slots = arguments.slots("slots", slots)
+        slots = arguments.slots("slots", slots, None, self.free_list.ids)
         self._check_set(slots)
         # Ascending ids, the lowest on top: the next allocation gets the lowest page of the set first.
         self._push(torch.unique(slots // self.page_size))
@@ -112,7 +112,7 @@ class PagedAllocator:
 
         start_pos: tokens, page aligned. The end may lie mid-page; the last page goes back whole.
         """
-        slots = arguments.slots("slots", slots)
+        slots = arguments.slots("slots", slots, None, self.free_list.ids)
         start_pos = arguments.integer("start_pos", start_pos, 0)
         if start_pos % self.page_size:
             raise BadArgument(
