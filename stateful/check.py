@@ -13,6 +13,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +56,7 @@ class KernelFailure:
 
     op: str
     text: str
+    clause: str
 
 
 @dataclass
@@ -163,7 +165,12 @@ def _outcomes(tasks: list[Task], workers: int) -> Iterator[tuple[Task, Result]]:
         futures: list[Future[Any]] = [pool.submit(perform, task) for task in tasks]
         try:
             for task, future in zip(tasks, futures, strict=True):
-                yield task, future.result()
+                try:
+                    yield task, future.result()
+                except BrokenProcessPool:
+                    told = f"the process of '{task.title}', or of one beside it, died: a kernel left its memory"
+                    yield task, (Reach(), KernelFailure(task.target, told, "KV-13"))
+                    return
         finally:
             for future in futures:
                 future.cancel()
@@ -221,11 +228,15 @@ def _kernel(task: Task) -> Result:
 
     reach = Reach()
     context: Callable[[], AbstractContextManager[Any]] = getattr(load_subject(task.subject), "kernels", nullcontext)
+    # Interpreted, a prompt of 126,000 tokens takes as long as a hundred small calls.
+    large = task.fn is not None or (task.device, task.profile) != ("interpret", "quick")
     with context():
         fn = _in_lane(task) if task.fn is None else load(task.fn)
-        found = find_mismatch(task.target, fn, task.device, examples=task.steps, seed=task.seed)
+        found = find_mismatch(task.target, fn, task.device, examples=task.steps, seed=task.seed, large=large)
     reach.checks.update({"KV-12": task.steps, "KV-13": task.steps})
-    return reach, None if found is None else KernelFailure(task.target, str(found))
+    if found is None:
+        return reach, None
+    return reach, KernelFailure(task.target, str(found), "KV-13" if "outside of" in found.wrong else "KV-12")
 
 
 def _in_lane(task: Task) -> Callable[..., Any]:

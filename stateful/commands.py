@@ -70,7 +70,8 @@ def check(arguments: argparse.Namespace) -> int:
             progress=progress,
         )
     if result.kernel_failure:
-        out.print(f"KV-12 ({CONTRACT['KV-12'].name}) is broken: a kernel is not its reference", markup=False)
+        clause = CONTRACT[result.kernel_failure.clause]
+        out.print(f"{clause.id} ({clause.name}) is broken: {clause.sentence}", markup=False)
         out.print(result.kernel_failure.text, markup=False)
     path = _report(result.failure, factory, subject=subject, device=device, seed=seed)
     data = results.document(
@@ -78,7 +79,7 @@ def check(arguments: argparse.Namespace) -> int:
         result.capabilities.values(),
         result.failure,
         path,
-        kernel_failure=result.kernel_failure.text if result.kernel_failure else None,
+        kernel_failure=result.kernel_failure,
         verdict=result.verdict,
         seconds=round(time.monotonic() - started, 3),
         subject=subject,
@@ -173,7 +174,7 @@ def replay(arguments: argparse.Namespace) -> int:
 def faults(arguments: argparse.Namespace) -> int:
     """The gallery's scoreboard."""
     from .faults import GALLERY
-    from .faults.hunt import hunt
+    from .faults.hunt import hunt_all
 
     if arguments.only is not None and arguments.only not in GALLERY:
         raise WrongCall(f"the gallery has no fault {arguments.only!r}; it has {', '.join(GALLERY)}")
@@ -181,25 +182,27 @@ def faults(arguments: argparse.Namespace) -> int:
     table = Table("fault", "source", "may name it", "named by", "driver", "operations", "seconds", "replay")
     missed = 0
     with _bar() as bar:
-        for fault in bar.track(chosen, description="hunting"):
-            found = hunt(fault, seed=arguments.seed)
-            named = found.failure.broken.clause if found.failure else "MISSED"
-            good = named in fault.clauses
+        line = bar.add_task("hunting", total=len(chosen))
+        for fault, found in hunt_all(chosen, seed=arguments.seed):
+            bar.update(line, advance=1)
+            good = found.clause in fault.clauses
             missed += not good
             table.add_row(
                 fault.id,
                 fault.source,
                 " ".join(fault.clauses),
-                named if good else f"[bold red]{named}",
+                found.clause if good else f"[bold red]{found.clause or 'MISSED'}",
                 found.driver,
                 f"{found.operations:,}",
                 f"{found.seconds:.2f}",
                 str(len(found.failure.operations)) if found.failure else "",
             )
-            if arguments.only and found.failure:
-                subject = f"kvcore.stateful.faults:{fault.id}"
+            if arguments.only:
                 out.print(fault.story, markup=False)
-                _write_and_print(found.failure, fault.factory, subject=subject, device="cpu", seed=arguments.seed)
+                if found.failure:
+                    subject = f"kvcore.stateful.faults:{fault.id}"
+                    _write(found.failure, subject=subject, device=fault.device, seed=arguments.seed)
+                out.print(found.report, markup=False)
     out.print(table)
     out.print(f"{len(chosen) - missed} of {len(chosen)} faults found, each by a clause that may name it")
     return 1 if missed else 0
@@ -269,13 +272,18 @@ def _report(failure: Failure | None, factory: Factory, *, subject: str, device: 
         return None
     with bars.status("minimising"):
         small = minimize(failure, factory)
-    return _write_and_print(small, factory, subject=subject, device=device, seed=seed)
+    path = _write(small, subject=subject, device=device, seed=seed)
+    out.print(failure_report(small, factory, path, subject=subject, device=device, seed=seed), markup=False)
+    return path
 
 
-def _write_and_print(failure: Failure, factory: Factory, *, subject: str, device: str, seed: int) -> Path:
+def _write(failure: Failure, *, subject: str, device: str, seed: int) -> Path:
+    """The replay file, in the current folder."""
     path = Path(f"kvcore-{failure.broken.clause}-{seed}.replay")
-    path.write_text(to_replay(failure, subject=subject, device=device, seed=seed).text(), encoding="utf-8")
-    out.print(failure_report(failure, factory, path, subject=subject, device=device, seed=seed), markup=False)
+    try:
+        path.write_text(to_replay(failure, subject=subject, device=device, seed=seed).text(), encoding="utf-8")
+    except OSError as error:
+        raise WrongCall(f"cannot write {path}: {error.strerror}") from None
     return path
 
 

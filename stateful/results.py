@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..contract import CONTRACT
+from .check import KernelFailure
 from .reach import Reach
 from .replay import Failure
 from .subjects.protocol import Capabilities
@@ -23,11 +24,11 @@ def document(
     capabilities: Iterable[Capabilities],
     failure: Failure | None,
     replay: Path | None,
-    kernel_failure: str | None = None,
+    kernel_failure: KernelFailure | None = None,
     **facts: Any,
 ) -> dict[str, Any]:
     """`facts` are verdict, seconds, subject, device, profile, seed and what a command adds."""
-    broken = failure.broken.clause if failure else "KV-12" if kernel_failure else None
+    broken = failure.broken.clause if failure else kernel_failure.clause if kernel_failure else None
     asked: dict[str, bool] = {}
     why: dict[str, str] = {}
     for offered in capabilities:
@@ -57,10 +58,10 @@ def document(
     }
 
 
-def _failure(failure: Failure | None, replay: Path | None, kernel_failure: str | None) -> dict[str, Any] | None:
+def _failure(failure: Failure | None, replay: Path | None, kernel: KernelFailure | None) -> dict[str, Any] | None:
     if failure:
         return {"clause": failure.broken.clause, "message": failure.broken.message, "replay": str(replay)}
-    return {"clause": "KV-12", "message": kernel_failure, "replay": None} if kernel_failure else None
+    return {"clause": kernel.clause, "message": kernel.text, "replay": None} if kernel else None
 
 
 def write_json(path: Path, data: Any) -> None:

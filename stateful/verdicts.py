@@ -86,6 +86,9 @@ class Broken(AssertionError):
         self.clause, self.message, self.pages, self.rows = clause, message, pages, rows
         super().__init__(f"{clause}: {message}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.clause, self.message, self.pages, self.rows)
+
 
 @dataclass(slots=True)
 class Held:

@@ -18,24 +18,27 @@ from ..subjects.protocol import Factory
 
 @dataclass(frozen=True)
 class Fault:
-    """One bug. `source`: where it was reported. `clauses`: the at most two that may name it. `story`: two sentences."""
+    """One bug. `source`: where it was reported. `clauses`: the at most two that may name it. `story`: two sentences.
+    `device`: the lane in which it shows.
+    """
 
     id: str
     source: str
     clauses: tuple[str, ...]
     story: str
     factory: Factory
+    device: str = "cpu"
 
 
 GALLERY: dict[str, Fault] = {}
 
 
-def fault(source: str, *clauses: str) -> Any:
+def fault(source: str, *clauses: str, device: str = "cpu") -> Any:
     """Enter a factory into the gallery under its own name; its docstring is the story."""
 
     def enter(factory: Any) -> Any:
         story = " ".join((factory.__doc__ or "").split())
-        GALLERY[factory.__name__] = Fault(factory.__name__, source, clauses, story, factory)
+        GALLERY[factory.__name__] = Fault(factory.__name__, source, clauses, story, factory, device)
         return factory
 
     return enter
@@ -58,4 +61,4 @@ def __getattr__(name: str) -> Factory:
     raise AttributeError(f"the gallery has no fault {name!r}; `kvcore faults` lists them")
 
 
-from . import paths, slots  # noqa: E402, F401  (they enter themselves)
+from . import kernels, paths, slots  # noqa: E402, F401  (they enter themselves)
