@@ -50,32 +50,34 @@ _HOME = {
 
 __all__ = sorted(_HOME)
 
-if TYPE_CHECKING:
-    from .allocation import (
-        alloc_for_decode,
-        alloc_for_extend,
-        alloc_for_spec_decode,
-        assign_req_to_token_pool_func,
-        commit,
-    )
-    from .allocators.paged import PagedAllocator
-    from .auditing import Violation, audit
-    from .config import KVCacheConfig
-    from .errors import (
-        BadArgument,
-        ContractError,
-        DoubleFree,
-        ForeignSlot,
-        KVCacheError,
-        KVCacheOutOfMemory,
-        RowOverflow,
-        StaleRow,
-    )
-    from .manager import Batch, KVCacheManager
-    from .records import Req, ReqKvInfo
-    from .release import release_kv_cache, release_overallocated, retract
-    from .sizing import Speculation
-    from .snapshots import Snapshot, snapshot
+if TYPE_CHECKING:  # "as": a re-export, for type checkers
+    from .allocation import alloc_for_decode as alloc_for_decode
+    from .allocation import alloc_for_extend as alloc_for_extend
+    from .allocation import alloc_for_spec_decode as alloc_for_spec_decode
+    from .allocation import assign_req_to_token_pool_func as assign_req_to_token_pool_func
+    from .allocation import commit as commit
+    from .allocators.paged import PagedAllocator as PagedAllocator
+    from .auditing import Violation as Violation
+    from .auditing import audit as audit
+    from .config import KVCacheConfig as KVCacheConfig
+    from .errors import BadArgument as BadArgument
+    from .errors import ContractError as ContractError
+    from .errors import DoubleFree as DoubleFree
+    from .errors import ForeignSlot as ForeignSlot
+    from .errors import KVCacheError as KVCacheError
+    from .errors import KVCacheOutOfMemory as KVCacheOutOfMemory
+    from .errors import RowOverflow as RowOverflow
+    from .errors import StaleRow as StaleRow
+    from .manager import Batch as Batch
+    from .manager import KVCacheManager as KVCacheManager
+    from .records import Req as Req
+    from .records import ReqKvInfo as ReqKvInfo
+    from .release import release_kv_cache as release_kv_cache
+    from .release import release_overallocated as release_overallocated
+    from .release import retract as retract
+    from .sizing import Speculation as Speculation
+    from .snapshots import Snapshot as Snapshot
+    from .snapshots import snapshot as snapshot
 
 
 def __getattr__(name: str) -> Any:

@@ -43,7 +43,7 @@ SIZES: dict[str, Any] = {
 
 
 class World:
-    """One request settled mid-page, one at the context limit, one over-allocated, one released; and a full-length new one."""
+    """A request settled mid-page, one at the context limit, one over-allocated, one released, and a new one."""
 
     def __init__(self, **changes: Any) -> None:
         self.manager = KVCacheManager(KVCacheConfig(**{**SIZES, **changes}))
@@ -55,6 +55,7 @@ class World:
         _, self.tail = alloc_for_extend(self.manager, [self.drafted], [15])
         if self.manager.config.speculation:
             alloc_for_spec_decode(self.manager, self.tail, 8)
+        self.listed: Any = [self.drafted]
         self.elsewhere = KVCacheManager(KVCacheConfig(**SIZES))
         self.foreign = Req("f", range(20))
         _, self.foreign_batch = alloc_for_extend(self.elsewhere, [self.foreign], [5])
@@ -133,9 +134,11 @@ BAD: dict[str, tuple[type[ContractError], str, str, Call]] = {
     "commit_a_stale_batch": (StaleRow, "KV-15", "batch", settle(lambda w: w.stale, [0])),
     # taking back
     "trim_what_is_gone": (StaleRow, "KV-15", "reqs", lambda w: release_overallocated(w.manager, w.gone)),
-    "trim_a_list": (BadArgument, "KV-15", "req", lambda w: release_overallocated(w.manager, [w.drafted])),  # type: ignore[arg-type]
+    "trim_a_list": (BadArgument, "KV-15", "req", lambda w: release_overallocated(w.manager, w.listed)),
     "release_again": (DoubleFree, "KV-8", "reqs", lambda w: release_kv_cache(w.manager, [w.gone], checkpoint=True)),
-    "release_never_extended": (DoubleFree, "KV-8", "reqs", lambda w: release_kv_cache(w.manager, [w.new], checkpoint=True)),
+    "release_never_extended": (
+        DoubleFree, "KV-8", "reqs", lambda w: release_kv_cache(w.manager, [w.new], checkpoint=True),
+    ),
     "release_one_of_two_gone": (
         DoubleFree, "KV-8", "reqs", lambda w: release_kv_cache(w.manager, [w.settled, w.gone], checkpoint=False),
     ),
@@ -143,7 +146,9 @@ BAD: dict[str, tuple[type[ContractError], str, str, Call]] = {
         BadArgument, "KV-15", "reqs", lambda w: release_kv_cache(w.manager, [w.settled, w.settled], checkpoint=False),
     ),
     "release_nothing": (BadArgument, "KV-15", "reqs", lambda w: release_kv_cache(w.manager, [], checkpoint=False)),
-    "release_foreign": (StaleRow, "KV-15", "reqs", lambda w: release_kv_cache(w.manager, [w.foreign], checkpoint=False)),
+    "release_foreign": (
+        StaleRow, "KV-15", "reqs", lambda w: release_kv_cache(w.manager, [w.foreign], checkpoint=False),
+    ),
     "release_with_no_answer": (
         BadArgument, "KV-15", "checkpoint", lambda w: release_kv_cache(w.manager, [w.settled], checkpoint=None),  # type: ignore[arg-type]
     ),
@@ -217,11 +222,13 @@ def slots(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
+FOUR: Any = 4.0
+
 SLOT_BAD: dict[str, tuple[type[ContractError], str, str, Callable[[PagedAllocator], Any]]] = {
     "alloc_no_page_multiple": (BadArgument, "KV-15", "need_size", lambda a: a.alloc(5)),
     "alloc_less_than_a_page": (BadArgument, "KV-15", "need_size", lambda a: a.alloc(3)),
     "alloc_a_negative": (BadArgument, "KV-15", "need_size", lambda a: a.alloc(-4)),
-    "alloc_a_float": (BadArgument, "KV-15", "need_size", lambda a: a.alloc(4.0)),
+    "alloc_a_float": (BadArgument, "KV-15", "need_size", lambda a: a.alloc(FOUR)),
     "extend_lengths_disagree": (BadArgument, "KV-15", "seq_lens", lambda a: a.alloc_extend([0], [4, 4], slots(-1))),
     "extend_last_slots_disagree": (BadArgument, "KV-15", "last_loc", lambda a: a.alloc_extend([0], [4], slots())),
     "extend_below_the_prefix": (BadArgument, "KV-15", "seq_lens", lambda a: a.alloc_extend([4], [3], slots(7))),
@@ -245,9 +252,11 @@ SLOT_BAD_BY_VALUE: dict[str, tuple[type[ContractError], str, str, Callable[[Page
     "segment_over_a_gap": (BadArgument, "KV-15", "slots", lambda a: a.free_segment(slots(4, 6, 5, 7), 0)),
     "segment_in_pieces": (BadArgument, "KV-15", "slots", lambda a: a.free_segment(slots(4, 5), 0)),
     "extend_without_its_last_slot": (BadArgument, "KV-15", "last_loc", lambda a: a.alloc_extend([6], [8], slots(-1))),
-    "extend_from_the_wrong_offset": (BadArgument, "KV-15", "last_loc", lambda a: a.alloc_extend([6], [8], slots(8))),
+    "extend_from_the_wrong_offset": (
+        BadArgument, "KV-15", "last_loc", lambda a: a.alloc_extend([6], [8], slots(8)),
+    ),
     "extend_from_a_free_page": (ForeignSlot, "KV-15", "last_loc", lambda a: a.alloc_extend([2], [3], slots(29))),
-    "extend_no_prefix_with_a_last_slot": (BadArgument, "KV-15", "last_loc", lambda a: a.alloc_extend([0], [3], slots(4))),
+    "extend_a_last_slot_for_nothing": (BadArgument, "KV-15", "last_loc", lambda a: a.alloc_extend([0], [3], slots(4))),
     "decode_two_on_one_page": (BadArgument, "KV-15", "last_loc", lambda a: a.alloc_decode([7, 7], slots(9, 9))),
 }  # fmt: skip
 
@@ -287,7 +296,7 @@ def test_a_second_free_is_refused_without_checked_mode_once_more_comes_back_than
 
 
 def test_lengths_are_given_once_so_no_copy_can_disagree() -> None:
-    """S-15: a device length of 12 beside a host length of 4 took three pages and booked one. There is no second length."""
+    """S-15: a device length of 12 beside a host length of 4 took three pages and booked one. Here is one length."""
     allocator = PagedAllocator(num_pages=8, page_size=4)
     first = allocator.alloc_extend([0], [12], slots(-1))
     second = allocator.alloc_extend([0], [12], slots(-1))
@@ -301,13 +310,14 @@ def test_the_row_write_refuses_lengths_that_disagree() -> None:
     def write(rows: Any, start: Any, end: Any, out: Any, count: Any) -> None:
         assign_req_to_token_pool_func(torch.tensor(rows), table, torch.tensor(start), torch.tensor(end), out, count)
 
-    for argument, call in {
+    calls: dict[str, Callable[[], None]] = {
         "start_offset": lambda: write([1], [0, 0], [2], slots(4, 5), 1),
         "end_offset": lambda: write([1], [2], [0], slots(), 1),
         "out_cache_loc": lambda: write([1], [0], [2], slots(4), 1),
         "req_pool_indices": lambda: write([3], [0], [2], slots(4, 5), 1),
         "batch_size": lambda: write([1], [0], [2], slots(4, 5), -1),
-    }.items():
+    }
+    for argument, call in calls.items():
         with pytest.raises(ContractError) as caught:
             call()
         assert caught.value.argument == argument

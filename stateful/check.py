@@ -182,7 +182,7 @@ def _worker(device: str) -> None:
 
     torch.set_num_threads(1)
     if device == "cuda":
-        (number,) = multiprocessing.current_process()._identity[-1:]  # type: ignore[attr-defined]
+        (number,) = multiprocessing.current_process()._identity[-1:]
         torch.cuda.set_device((number - 1) % torch.cuda.device_count())
 
 
@@ -240,7 +240,7 @@ def _kernel(task: Task) -> Result:
 
 
 def _in_lane(task: Task) -> Callable[..., Any]:
-    """The lane's own function, with tiles as small as the calls are odd: so small tiles are exercised in every check."""
+    """The lane's own function, with tiles so small that a call takes several of them."""
     from ..properties.lanes import small_tile_function
 
     return small_tile_function(task.target, task.device)

@@ -98,6 +98,11 @@ def parser() -> argparse.ArgumentParser:
     faults.add_argument("--only", metavar="ID", help="this one, its failure shown as a user sees it")
     faults.add_argument("--seed", type=int, default=DEFAULT.seed, help="where the draws start")
 
+    bench = command("bench", "times of the allocation paths, whole calls, beside an empty launch")
+    bench.add_argument("--device", choices=DEVICES, default=DEFAULT.device, help="the lane to run in")
+    bench.add_argument("--soak", action="store_true", help="time the suite instead: checked operations a second")
+    bench.add_argument("--json", metavar="FILE", help="write the figures there too")
+
     command("contract", "the clauses, their checks, their faults, and how often the last run exercised them")
     return top
 

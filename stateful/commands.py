@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,54 @@ def faults(arguments: argparse.Namespace) -> int:
     return 1 if missed else 0
 
 
+def bench(arguments: argparse.Namespace) -> int:
+    """Figures, beside what they are held to."""
+    from .bench import bench as rows_of
+
+    _lane(arguments.device)
+    out.print(f"kvcore bench --device {arguments.device}   ({versions()}{_gpu(arguments.device)})")
+    if arguments.soak:
+        return _bench_soak(arguments)
+    table = Table("path", "page size", "batch", "us a call", "bar", "stands", "SGLang 0.5.23, recorded")
+    rows = []
+    with bars.status("timing"):
+        for row in rows_of(arguments.device):
+            rows.append(asdict(row))
+            stands = "" if row.bar is None else "met" if row.microseconds <= row.bar else "[bold red]missed"
+            cells = [f"{row.microseconds:.1f}", f"{row.bar:.1f}" if row.bar else "", stands, f"{row.sglang or ''}"]
+            table.add_row(row.path, str(row.page_size or ""), str(row.batch or ""), *cells)
+    out.print(table)
+    if arguments.json:
+        _write_json(Path(arguments.json), {"device": arguments.device, "versions": versions(), "rows": rows})
+    return 0
+
+
+def _bench_soak(arguments: argparse.Namespace) -> int:
+    """What the suite costs: every operation fully checked, stamps on."""
+    from .bench_suite import suite_figures
+
+    table = Table("what", "figure", "bar", "stands")
+    figures = []
+    with bars.status("timing"):
+        for figure in suite_figures(arguments.device):
+            figures.append(asdict(figure))
+            good = figure.value <= figure.bar if figure.at_most else figure.value >= figure.bar
+            bar = f"{'at most' if figure.at_most else 'at least'} {figure.bar:,} {figure.unit}"
+            table.add_row(figure.what, f"{figure.value:,.0f} {figure.unit}", bar, "met" if good else "[bold red]missed")
+    out.print(table)
+    if arguments.json:
+        _write_json(Path(arguments.json), {"device": arguments.device, "versions": versions(), "figures": figures})
+    return 0
+
+
+def _gpu(device: str) -> str:
+    if not device.startswith("cuda"):
+        return ""
+    import torch
+
+    return f", {torch.cuda.get_device_name()}"
+
+
 def contract(arguments: argparse.Namespace) -> int:
     """The clauses with their faults and the last run's reach."""
     from .faults import GALLERY
@@ -294,8 +343,12 @@ def _finish(data: dict[str, Any], missing: list[str], json_path: str | None) -> 
     steps = sum(counter["chosen"] for counter in data["operations"].values())
     out.print(f"{data['verdict']}: {steps:,} operations in {data['seconds']:.1f} s", markup=False)
     for path in (results.LAST_RUN, *([Path(json_path)] if json_path else [])):
-        try:
-            results.write_json(path, data)
-        except OSError as error:
-            raise WrongCall(f"cannot write {path}: {error.strerror}") from None
+        _write_json(path, data)
     return 0 if data["verdict"] == "holds" else 1
+
+
+def _write_json(path: Path, data: Any) -> None:
+    try:
+        results.write_json(path, data)
+    except OSError as error:
+        raise WrongCall(f"cannot write {path}: {error.strerror}") from None

@@ -7,6 +7,8 @@ pages.give_back(request, keep=1)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -57,19 +59,21 @@ class PageLedger:
             self.owner[page] = held.number
             self.unheld.discard(page)
             held.pages.append(page)
+        expected: Sequence[int] | Int64
         if end - start <= FEW:
             pages = held.pages
             expected = [pages[position // size] * size + position % size for position in range(start, end)]
+            same = slots.tolist() == expected
         else:
             position = np.arange(start, end)
             of_page = np.array(held.pages[start // size :], dtype=np.int64)
-            expected = (of_page[position // size - start // size] * size + position % size).tolist()
-        found = slots.tolist()
-        if found != expected:
-            at = next(i for i, (slot, right) in enumerate(zip(found, expected, strict=True)) if slot != right)
+            expected = of_page[position // size - start // size] * size + position % size
+            same = bool((slots == expected).all())
+        if not same:
+            at = next(i for i, (slot, right) in enumerate(zip(slots, expected, strict=True)) if slot != right)
             raise Broken(
                 "KV-3",
-                f"request {held.number}, position {start + at}: slot {found[at]}, its page makes it {expected[at]}",
+                f"request {held.number}, position {start + at}: slot {slots[at]}, its page makes it {expected[at]}",
             )
 
     def give_back(self, held: Held, keep: int) -> int:

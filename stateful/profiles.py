@@ -74,15 +74,28 @@ ENGINE_STATES = (
 PROFILES = {
     profile.name: profile
     for profile in (
-        Profile("quick", soak_steps=30_000, shards=6, examples=40, example_steps=50, pieces=2, floor=200, kernel_cases=40),
-        Profile("ci", soak_steps=300_000, shards=20, examples=150, example_steps=60, pieces=6, floor=2_000, kernel_cases=150),
-        Profile("nightly", soak_steps=1_800_000, shards=60, examples=400, example_steps=80, pieces=20, floor=10_000, kernel_cases=500),
+        Profile(
+            "quick", soak_steps=30_000, shards=6, examples=40, example_steps=50, pieces=2, floor=200, kernel_cases=40
+        ),
+        Profile(
+            "ci", soak_steps=300_000, shards=20, examples=150, example_steps=60, pieces=6, floor=2_000, kernel_cases=150
+        ),
+        Profile(
+            "nightly",
+            soak_steps=1_800_000,
+            shards=60,
+            examples=400,
+            example_steps=80,
+            pieces=20,
+            floor=10_000,
+            kernel_cases=500,
+        ),
     )
 }
 """soak_steps is that of one level. quick takes under a minute on two cores, ci about 5 minutes, nightly about 30."""
 
 SHARE = {"cpu": 1, "cuda": 4, "interpret": 10}
-"""A lane's share of the CPU's operations, one in so many: a step costs 1 ms or more on a GPU, about 10 ms interpreted."""
+"""A lane's share of the CPU's operations, one in so many: a step costs about 1 ms on a GPU, 10 ms interpreted."""
 
 
 def profile_for(name: str, device: str) -> Profile:

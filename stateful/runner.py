@@ -193,8 +193,8 @@ class Runner:
                 prefix_lens = [ledger.get(number).allocated for number in requests]
                 return subject.alloc_extend(prefix_lens, seq_lens, [ledger.last_loc(number) for number in requests])
             case AllocDecode(requests):
-                seq_lens = [ledger.get(number).allocated + 1 for number in requests]
-                return subject.alloc_decode(seq_lens, [ledger.last_loc(number) for number in requests])
+                lens = [ledger.get(number).allocated + 1 for number in requests]
+                return subject.alloc_decode(lens, [ledger.last_loc(number) for number in requests])
             case Free(requests, rotate):
                 named = [slot for number in requests for slot in ledger.slots_of(number)]
                 at = rotate % max(len(named), 1)

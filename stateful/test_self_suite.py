@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from .. import audit
+from ..auditing import audit
 from ..snapshots import Snapshot
 from . import options
 from .check import check, tasks_of

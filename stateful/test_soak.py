@@ -20,7 +20,9 @@ from .subjects import load_subject
 CHOSEN = options.current
 TASKS = [
     task
-    for task in tasks_of(profile_for(CHOSEN.profile, CHOSEN.device), ("engine", "slots"), CHOSEN.subject, CHOSEN.device, CHOSEN.seed)
+    for task in tasks_of(
+        profile_for(CHOSEN.profile, CHOSEN.device), ("engine", "slots"), CHOSEN.subject, CHOSEN.device, CHOSEN.seed
+    )
     if task.driver == "soak"
 ]
 

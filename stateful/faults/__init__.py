@@ -8,7 +8,7 @@ A suite that has never failed proves nothing. Each fault is a subject: its name 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,12 +33,12 @@ class Fault:
 GALLERY: dict[str, Fault] = {}
 
 
-def fault(source: str, *clauses: str, device: str = "cpu") -> Any:
+def fault(source: str, *clauses: str, device: str = "cpu") -> Callable[[Factory], Factory]:
     """Enter a factory into the gallery under its own name; its docstring is the story."""
 
-    def enter(factory: Any) -> Any:
-        story = " ".join((factory.__doc__ or "").split())
-        GALLERY[factory.__name__] = Fault(factory.__name__, source, clauses, story, factory, device)
+    def enter(factory: Factory) -> Factory:
+        name, story = factory.__name__, " ".join((factory.__doc__ or "").split())
+        GALLERY[name] = Fault(name, source, clauses, story, factory, device)
         return factory
 
     return enter

@@ -1,4 +1,4 @@
-"""Faults of the kernels: one line of a kernel, edited. They break in the kernel lanes; in the cpu lane there is no kernel.
+"""Faults of the kernels: one line of a kernel, edited. They break in the kernel lanes; the cpu lane has no kernel.
 
 kvcore check --device interpret --subject kvcore.stateful.faults:kernel_forgets_the_earlier_tiles
 """
@@ -20,6 +20,7 @@ from ...kernels.jit import Kernel
 from ..configuration import Configuration
 from ..subjects.kvcore import kvcore
 from ..subjects.lockstep import LockstepEngine, LockstepSlots
+from ..subjects.protocol import Factory
 from . import fault, replaced
 
 
@@ -40,13 +41,14 @@ def edited(kernel: Kernel, old: str, new: str) -> Kernel:
     return Kernel(module[broken])
 
 
-Edits = Callable[[], list[tuple[ModuleType, str, Kernel]]]
+Edit = tuple[ModuleType, str, Kernel]
+Edits = Callable[[], list[Edit]]
 
 
-def enter(source: str, *clauses: str) -> Any:
+def enter(source: str, *clauses: str) -> Callable[[Edits], Factory]:
     """Enter a function that lists what to replace: (module, name of the kernel there, the broken kernel)."""
 
-    def enter_edits(edits: Edits) -> Any:
+    def enter_edits(edits: Edits) -> Factory:
         broken = cache(edits)
 
         @contextmanager
@@ -63,7 +65,8 @@ def enter(source: str, *clauses: str) -> Any:
 
         factory.__name__, factory.__doc__ = edits.__name__, edits.__doc__
         factory.kernels = kernels  # type: ignore[attr-defined]  # where each kernel is checked alone
-        return fault(source, *clauses, device="interpret")(factory)
+        entered: Factory = fault(source, *clauses, device="interpret")(factory)
+        return entered
 
     return enter_edits
 
@@ -92,7 +95,7 @@ _Broken: dict[str, Any] = {"engine": _BrokenEngine, "slots": _BrokenSlots}
 
 
 @enter("sgl-project/sglang#13065", "KV-12", "KV-13")
-def kernel_without_the_early_exit() -> Any:
+def kernel_without_the_early_exit() -> list[Edit]:
     """An extend that stays inside its old page does not stop there and takes its slots from the free list. They are
     those of a page that another request gets."""
     edge = "    on_old_page = position < (prefix + (PAGE_SIZE - 1)) // PAGE_SIZE * PAGE_SIZE\n"
@@ -109,7 +112,7 @@ def kernel_without_the_early_exit() -> Any:
 
 
 @enter("sgl-project/sglang#34399", "KV-13", "KV-12")
-def kernel_reads_past_the_free_list() -> Any:
+def kernel_reads_past_the_free_list() -> list[Edit]:
     """Each token looks at the free-list entry behind its own as well. With the last free page that lies outside of the
     list."""
     load = "    page = tl.load(free_pages + entry, mask=valid & ~on_old_page, other=0).to(tl.int64)\n"
@@ -121,7 +124,7 @@ def kernel_reads_past_the_free_list() -> Any:
 
 
 @enter("none known", "KV-12")
-def kernel_forgets_the_earlier_tiles() -> Any:
+def kernel_forgets_the_earlier_tiles() -> list[Edit]:
     """The count of pages taken starts again with every tile of requests. From the second tile on requests get the pages
     of the first."""
     carry, restart = "        taken += tl.sum", "        taken = tl.sum"
@@ -132,7 +135,7 @@ def kernel_forgets_the_earlier_tiles() -> Any:
 
 
 @enter("S-23", "KV-12")
-def kernel_loads_without_a_default() -> Any:
+def kernel_loads_without_a_default() -> list[Edit]:
     """A masked load gives no value for the lanes that are masked off. A request without tokens then continues behind
     whatever stands there, and not behind -1."""
     with_default, without = "mask=length > 0, other=-1", "mask=length > 0"
@@ -140,22 +143,22 @@ def kernel_loads_without_a_default() -> Any:
 
 
 @enter("sgl-project/sglang#39948", "KV-12")
-def kernel_counts_slots_in_32_bits() -> Any:
+def kernel_counts_slots_in_32_bits() -> list[Edit]:
     """Page times page size is computed in 32 bits. Above 2**31 the slots wrap, in the highest pages only."""
     wide, narrow = "page * PAGE_SIZE", "page.to(tl.int32) * PAGE_SIZE"
     return [(alloc_decode, "alloc_decode_kernel", edited(alloc_decode.alloc_decode_kernel, wide, narrow))]
 
 
 @enter("S-11", "KV-12")
-def kernel_takes_no_page_at_page_size_1() -> Any:
-    """A request takes a page when its length leaves a remainder of one. At page size 1 no length does, and every request
+def kernel_takes_no_page_at_page_size_1() -> list[Edit]:
+    """A request takes a page when its length leaves a remainder of one. At page size 1 no length does, and each request
     continues into its neighbour's slot."""
     right, wrong = "((seq_len - 1) & (PAGE_SIZE - 1)) == 0", "(seq_len & (PAGE_SIZE - 1)) == 1"
     return [(alloc_decode, "alloc_decode_kernel", edited(alloc_decode.alloc_decode_kernel, right, wrong))]
 
 
 @enter("none known", "KV-12")
-def kernel_leaves_out_the_last_of_an_odd_batch() -> Any:
+def kernel_leaves_out_the_last_of_an_odd_batch() -> list[Edit]:
     """The scan covers pairs of requests, so of a batch that is no multiple of two the last request is left out. Batches
     of powers of two, which tests like, never show it."""
     right, wrong = "valid = member < batch", "valid = member < batch // 2 * 2"
@@ -184,8 +187,8 @@ class _LaunchesFirst(LockstepEngine):
 
 @fault("sgl-project/sglang#34399", "KV-12", "KV-7", device="interpret")
 def kernel_launched_before_the_check(config: Configuration) -> Any:
-    """The kernel runs first, the demand is compared with what is free afterwards. The caller gets a tidy refusal, and the
-    rows hold what the kernel found behind the free list."""
+    """The kernel runs first, the demand is compared with what is free afterwards. The caller gets a tidy refusal, and
+    the rows hold what the kernel found behind the free list."""
     if config.device == "cpu" or config.level == "slots":
         return kvcore(config)
     return _LaunchesFirst(config)

@@ -139,8 +139,8 @@ class over_allocated_tail_freed_from_mid_page(KvcoreEngine):
 
 @enter("none known", "KV-3", "KV-6")
 class off_by_one_at_the_page_edge(KvcoreEngine):
-    """Decode takes a page for the last offset of a page as well as for the first. The token lands at the start of the new
-    page, where the row has no place for it."""
+    """Decode takes a page for the last offset of a page as well as for the first. The token lands at the start of the
+    new page, where the row has no place for it."""
 
     def decode(self, *call: Any) -> Any:
         def also_the_last(seq_lens: Any, page_size: int) -> Any:

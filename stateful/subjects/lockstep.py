@@ -9,7 +9,6 @@ error, and so is a compilation after the first call of a page size (KV-14).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,11 +28,8 @@ from .protocol import Capabilities
 
 Int64 = NDArray[np.int64]
 
-VARIANTS = {"extend_rows": 1, "decode_rows": 1, "gather_pages": 1, "alloc_extend": 1, "alloc_decode": 1}
-"""Compiled variants of each kernel a page size: the paths use one length dtype and one tile."""
-
-_page_sizes: set[int] = set()
-_before: Counter[str] = Counter()
+_compiled: set[tuple[str, int]] = set()
+"""Kernels that a path has compiled in this process, by page size."""
 
 
 class _Lockstep:
@@ -43,9 +39,6 @@ class _Lockstep:
     reference: Any
 
     def _pair(self, config: Configuration, kind: Callable[[Configuration], Any]) -> None:
-        if not _page_sizes:
-            _before.update(jit.compilations())
-        _page_sizes.add(config.page_size)
         self.device, self.reference = kind(config), kind(replace(config, device="cpu"))
         self.guarded = not config.is_checked
         self.device.guard = self._guard if self.guarded else self.device.guard
@@ -57,11 +50,17 @@ class _Lockstep:
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
+        before = jit.compilations()
         try:
             with no_device_reads(self.device.config.device):
                 yield
         except DeviceRead as error:
             raise Broken("KV-14", str(error)) from error
+        for name in jit.compilations() - before:
+            variant = (name, self.device.config.page_size)
+            if variant in _compiled:
+                raise Broken("KV-14", f"kernel {name} was compiled anew for page size {variant[1]}")
+            _compiled.add(variant)
 
     def _both(self, name: str, *arguments: Any) -> Any:
         """Do it on the device, then on the reference; the same has to come of it."""
@@ -83,10 +82,6 @@ class _Lockstep:
         mine, theirs = self.device.snapshot(), self.reference.snapshot()
         if differences := mine.differences(theirs):
             raise Broken("KV-12", f"the device's state is not the reference's: {_where(mine, theirs, differences)}")
-        for name, count in jit.compilations().items():
-            allowed = VARIANTS.get(name, 0) * len(_page_sizes)
-            if name in VARIANTS and count - _before[name] > allowed:
-                raise Broken("KV-14", f"kernel {name} was compiled {count} times for {len(_page_sizes)} page sizes")
         state: Snapshot = mine
         return state
 

@@ -1,0 +1,222 @@
+"""A small continuous-batching scheduler: what an engine would ask its KV cache for, one operation at a time.
+
+    scheduler = Scheduler(trace, runner, chunk=8192, seed=0)
+    scheduler.serve()
+    scheduler.served.retractions
+
+Admission is first come first served by what fits; prompts are computed in chunks that share a budget with the running
+decodes; what a draft is accepted of is drawn from the seed; and when room is short, the request with the least to lose
+is retracted and resumes later. It only proposes: the runner says what has to succeed, and checks that it did.
+Arrival times are not waited for: the pool is under test, and a queue that never empties keeps it full.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from .. import sizing
+from .ledger import Ledger
+from .operations import Commit, Decode, Extend, Operation, Release, ReleaseOverallocated, Retract, SpecReserve
+from .runner import Runner
+from .trace import Trace
+from .verdicts import Done, Outcome, Refused
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One that waits or runs. Of its tokens, `generated` are output so far, and `computed` have KV."""
+
+    number: int
+    prompt_len: int
+    output_len: int
+    generated: int = 0
+    computed: int = 0
+
+    @property
+    def known(self) -> int:
+        """Tokens there are: the prompt and what was generated."""
+        return self.prompt_len + self.generated
+
+    @property
+    def left(self) -> int:
+        """Output tokens to come."""
+        return self.output_len - self.generated
+
+
+@dataclass
+class Served:
+    """What was done. prompt_tokens, output_tokens: of the requests released, each token with a slot and a stamp that was
+    read back; what a resume computes again counts in recomputed_tokens alone."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    recomputed_tokens: int = 0
+    retractions: int = 0
+    peak_pages: int = 0
+
+
+class Scheduler:
+    """Proposes operations until every request of the trace is released; `done` are those it has proposed."""
+
+    def __init__(self, trace: Trace, runner: Runner, *, chunk: int, seed: int) -> None:
+        self.runner, self.chunk, self.random = runner, chunk, Random(seed)
+        self.ledger: Ledger = runner.ledger
+        self.waiting = deque(
+            Request(number, request.prompt_len, request.output_len)
+            for number, request in enumerate(trace.requests, start=1)
+        )
+        self.prefilling: list[Request] = []  # the first come first, those without a row last
+        self.decoding: list[Request] = []
+        self.drafted, self.reserve = 0, 1  # tokens that a step drafts, and that it needs slots for
+        config = runner.config
+        if config.speculation is not None:
+            self.drafted = sizing.tokens_per_step(config.speculation, config.page_size)
+            self.reserve = sizing.reserve_per_step(config.speculation, config.page_size)
+        self.batch: tuple[int, ...] = ()  # the members of the last decode step, while its batch object is good
+        self.room_was_made = True
+        self.done: list[Operation] = []
+        self.served = Served()
+
+    def serve(self, progress: Callable[[int], None] = lambda finished: None) -> None:
+        """Step by step: admit, prefill, decode, release what is finished."""
+        while self.waiting or self.prefilling or self.decoding:
+            if self.room_was_made:
+                self._admit()
+            self._settle(self._perform(lambda: self.prefilling, self._extend))
+            if self.drafted:
+                self._decode_last_tokens()
+                self._decode_speculatively()
+            else:
+                self._settle(self._perform(self._unfinished, lambda ones: Decode(*self._batch(ones))))
+            progress(self._release_finished())
+
+    def _admit(self) -> None:
+        """Who comes first, as long as it fits beside what is promised to those that run: room for the tokens they have
+        and for their next step. Not for their outputs: an engine cannot know how long those will be."""
+        self.room_was_made = False
+        free = self.ledger.pages.free - sum(map(self._lacks, (*self.prefilling, *self.decoding)))
+        most = self.runner.config.max_requests
+        while self.waiting and len(self.prefilling) + len(self.decoding) < most:
+            free -= self._lacks(self.waiting[0])
+            if free < 0:
+                return
+            self.prefilling.append(self.waiting.popleft())
+
+    def _lacks(self, one: Request) -> int:
+        """Pages that it has to get for the tokens it has and one step."""
+        allocated = self.ledger.get(one.number).allocated
+        return self.ledger.pages.needed(allocated, max(allocated, one.known + (self.reserve if one.left else 0)))
+
+    def _extend(self, ones: list[Request]) -> Extend:
+        """The prompts' next tokens, `chunk` together, the first come first."""
+        budget, seq_lens = self.chunk, {}
+        for one in ones:
+            if budget:
+                seq_lens[one.number] = min(one.known, one.computed + budget)
+                budget -= seq_lens[one.number] - one.computed
+        return Extend(tuple(seq_lens), tuple(seq_lens.values()))
+
+    def _decode_last_tokens(self) -> None:
+        """A request with one token left has no use for a draft: its tail is given back and it decodes plainly."""
+
+        def last() -> list[Request]:
+            return [one for one in self.decoding if one.left == 1]
+
+        for one in last():
+            held = self.ledger.live[one.number]
+            if held.committed < held.allocated:
+                self._step(ReleaseOverallocated(one.number))
+        self._settle(self._perform(last, lambda ones: Decode(_numbers(ones))))
+
+    def _decode_speculatively(self) -> None:
+        """Commit what was accepted: one token at least, as every step yields one, and the draft and the bonus token at
+        most; an output that ends earlier stops inside the draft. Before that, room for the draft, unless all have it."""
+
+        def reserve(ones: list[Request]) -> SpecReserve:
+            requests, kept = self._batch(ones)
+            return SpecReserve(requests, self.reserve, kept)
+
+        ones, live = self._unfinished(), self.ledger.live
+        if any(live[one.number].allocated < one.known + self.reserve for one in ones):
+            ones = self._perform(self._unfinished, reserve)
+        if ones:
+            requests, kept = self._batch(ones)
+            accepted = [min(1 + int(self.random.random() * (self.drafted + 1)), one.left) for one in ones]
+            self._step(Commit(requests, tuple(accepted), kept))
+            self._settle(ones)
+
+    def _unfinished(self) -> list[Request]:
+        return [one for one in self.decoding if one.left]
+
+    def _batch(self, ones: list[Request]) -> tuple[tuple[int, ...], bool]:
+        """Their numbers, and whether the batch object of the last decode step still serves."""
+        requests = _numbers(ones)
+        kept = requests == self.batch
+        if not kept:
+            self.batch = requests
+        return self.batch, kept
+
+    def _perform(
+        self, members: Callable[[], list[Request]], operation: Callable[[list[Request]], Operation]
+    ) -> list[Request]:
+        """The operation on its members; each time that it is refused for lack of room, one request is retracted and
+        those that are left try again. Returns with whom it succeeded."""
+        while ones := members():
+            if isinstance(self._step(operation(ones)), Done):
+                return ones
+            self._retract_one()
+        return []
+
+    def _settle(self, ones: list[Request]) -> None:
+        """Enter the lengths that an operation has left; those whose prompt is computed decode from now on."""
+        for one in ones:
+            one.computed = self.ledger.get(one.number).committed
+            one.generated = max(one.generated, one.computed - one.prompt_len)
+        if ones is self.prefilling:
+            self.decoding += [one for one in ones if one.computed == one.known]
+            self.prefilling = [one for one in ones if one.computed < one.known]
+
+    def _retract_one(self) -> None:
+        """In SGLang's order: the shortest output first, of equals the longest prompt; it goes to the head of the queue.
+        Those that were only promised room go back too."""
+        while self.prefilling and not self.prefilling[-1].computed:
+            self.waiting.appendleft(self.prefilling.pop())
+        victim = min((*self.prefilling, *self.decoding), key=lambda one: (one.generated, -one.prompt_len))
+        self._step(Retract((victim.number,)))
+        (self.prefilling if victim in self.prefilling else self.decoding).remove(victim)
+        self.waiting.appendleft(victim)
+        self.served.retractions += 1
+        self.served.recomputed_tokens += victim.computed
+        victim.computed = 0
+        self.batch = ()  # its row may be bound anew before these members meet again
+        self.room_was_made = True
+
+    def _release_finished(self) -> int:
+        """How many there were."""
+        finished = [one for one in self.decoding if not one.left]
+        if finished:
+            lengths = [self.ledger.live[one.number].committed for one in finished]
+            self._step(Release(_numbers(finished)))
+            self.decoding = self._unfinished()
+            self.room_was_made = True
+            self.served.requests += len(finished)
+            for one, length in zip(finished, lengths, strict=True):
+                self.served.prompt_tokens += min(length, one.prompt_len)
+                self.served.output_tokens += max(length - one.prompt_len, 0)
+        return len(finished)
+
+    def _step(self, operation: Operation) -> Outcome:
+        self.done.append(operation)
+        outcome = self.runner.step(operation)
+        if isinstance(outcome, Refused) and outcome.how != "shortage":
+            raise AssertionError(f"the scheduler proposed what cannot be right: {operation}") from outcome.error
+        self.served.peak_pages = max(self.served.peak_pages, self.ledger.config.num_pages - self.ledger.pages.free)
+        return outcome
+
+
+def _numbers(ones: list[Request]) -> tuple[int, ...]:
+    return tuple([one.number for one in ones])
