@@ -73,9 +73,6 @@ def decode_rows_kernel(
     tl.store(block, head + taken)
 
 
-_NONE: Int64 = np.zeros(0, dtype=np.int64)
-
-
 class Mirror:
     """The device's copy of a batch's rows and lengths and of the free list's head, as the last step left them.
 
@@ -87,7 +84,7 @@ class Mirror:
     def __init__(self) -> None:
         self.block: torch.Tensor | None = None
         self.head = -1
-        self.lens: Int64 = _NONE
+        self.lens: Int64 = np.zeros(0, dtype=np.int64)
 
     def of(self, head: int, rows: Int64, lens: Int64, device: torch.device) -> torch.Tensor:
         """The block, sent anew unless it stands as the host says."""
