@@ -40,6 +40,7 @@ from .operations import (
 )
 from .reach import Reach
 from .slot_ledger import SlotLedger
+from .touched import TouchedChecker, is_large
 from .verdicts import Bad, Broken, Crashed, Done, Legal, Outcome, Refused, Short, Verdict
 
 
@@ -64,10 +65,10 @@ class Runner:
         self.reach = Reach() if reach is None else reach
         slots = config.level == "slots"
         self.ledger: Any = SlotLedger(config) if slots else Ledger(config)
-        full: type[Any] = SlotChecker if slots else FullChecker
+        usual: type[Any] = SlotChecker if slots else TouchedChecker if is_large(config) else FullChecker
         # What a lockstep subject checks in every call by itself.
         self.always = [c for c in ("KV-12", "KV-14") if c in self.subject.capabilities.asked]
-        self.checker: Any = (checker or full)(self.subject, self.ledger, self.reach.checks)
+        self.checker: Any = (checker or usual)(self.subject, self.ledger, self.reach.checks)
         self._perform = self._call_slots if slots else self._call_engine
 
     def step(self, operation: Operation) -> Outcome:

@@ -1,0 +1,211 @@
+"""What is checked on a workload: what each operation touched at once, everything else every N operations.
+
+    runner = Runner(config, factory, checker=TouchedChecker)
+    runner.step(operation)          # record, layout, owner, counts and stamps of the rows that it touched
+    runner.finish()                 # and a last recount of everything
+
+Behind the interface of `checkers.FullChecker`, whose work grows with the pool: a snapshot and an audit of a real one
+cost a hundred operations. Nothing is sampled. Every slot is stamped when it is handed out and read back through the
+row before it is given back, so a slot, a row entry or a stamp that anyone else moved meanwhile shows then or at the
+next recount; a recount covers the whole table, stale entries too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..auditing import audit
+from ..snapshots import Snapshot
+from .checkers import GIVES_BACK
+from .configuration import Configuration
+from .ledger import Ledger
+from .operations import Commit, Operation, Release, ReleaseOverallocated, Retract
+from .stamps import content_of
+from .verdicts import Broken, Growth, Legal, Verdict
+
+Int64 = NDArray[np.int64]
+
+LARGE = 100_000
+"""Entries of a table: from here on a snapshot after each operation costs milliseconds, and the replay of a workload's
+failure would take hours."""
+
+RECOUNT_EVERY = 2000
+"""Operations between two recounts. One costs about as much as 100 operations: 5 % of the run."""
+
+_NOTHING = np.zeros(0, dtype=np.int64)
+_NO_TABLE = np.zeros((0, 0), dtype=np.int32)
+_TOUCHED = ("KV-1", "KV-2", "KV-3", "KV-4")
+
+
+def is_large(config: Configuration) -> bool:
+    """Whether a sequence on this configuration is checked by what its operations touch, unless it says otherwise."""
+    return config.max_requests * config.context_len > LARGE
+
+
+class TouchedChecker:
+    """The engine level, for pools and rows of real size."""
+
+    def __init__(self, subject: Any, ledger: Ledger, checks: Counter[str]) -> None:
+        self.subject, self.ledger, self.checks = subject, ledger, checks
+        state: Snapshot = subject.snapshot()
+        for violation in audit(state):
+            raise Broken(violation.clause, f"before the first operation: {violation.message}")
+        self.table = state.slots  # what every entry has to be, stale ones too
+        slots = (ledger.config.num_pages + 1) * ledger.config.page_size
+        self.content = np.zeros(slots, dtype=np.int64)
+        self.owner = np.zeros(slots, dtype=np.int64)
+        self.row_of: dict[int, int] = {}
+        self.read: dict[tuple[int, int, int], Int64] = {}
+        self.state_before = state
+        self.since_recount = 0
+
+    def before(self, operation: Operation, verdict: Verdict) -> None:
+        """Read back what a legal call will give away; keep the state that a refused one may not change."""
+        if not isinstance(verdict, Legal):
+            self.state_before = self.subject.snapshot()
+        elif isinstance(operation, (Release, Retract)):
+            for number in operation.requests:
+                self._read_back(number, 0)
+        elif isinstance(operation, ReleaseOverallocated):
+            self._read_back(operation.request, self.ledger.live[operation.request].committed)
+
+    def observe(self) -> None:
+        """Forget what was read before the call."""
+        self.read.clear()
+
+    def read_row(self, request: int, start: int, end: int) -> Int64:
+        """The slots of [start, end) in the request's row, read once an operation."""
+        if start == end:
+            return _NOTHING
+        slots = self.read.get((request, start, end))
+        if slots is None:
+            self._row(request)
+            slots = self.read[request, start, end] = self.subject.row(request, start, end)
+        return slots
+
+    def unchanged(self, operation: Operation) -> None:
+        """After a refusal: bit for bit as before (KV-7)."""
+        self.checks["KV-7"] += 1
+        before, after = self.state_before, self.subject.snapshot()
+        # The table apart: as bytes, which are as good for small ones, this one takes ten times as long.
+        changed = [] if np.array_equal(before.slots, after.slots) else ["slots"]
+        changed += replace(before, slots=_NO_TABLE).differences(replace(after, slots=_NO_TABLE))
+        if changed:
+            raise Broken("KV-7", f"{operation.name} was refused, and changed: {', '.join(changed)}")
+
+    def after(self, operation: Operation, verdict: Legal) -> None:
+        """After a call that succeeded and that the ledger has entered."""
+        for clause in _TOUCHED:
+            self.checks[clause] += 1
+        if isinstance(operation, (Release, Retract)):
+            self._released(operation)
+        grown = [growth for growth in verdict.growth if growth.end > growth.start]
+        # Whose lengths stay is compared when they move next: a commit follows every reserve.
+        for growth in verdict.growth if isinstance(operation, Commit) else grown:
+            self._record(operation, growth.request)
+        for number in verdict.trimmed:
+            self._record(operation, number)
+        self._counts(operation)
+        self._stamp(grown)
+        self.since_recount += 1
+        if self.since_recount == RECOUNT_EVERY:
+            self._recount(operation.name)
+
+    def at_end(self) -> None:
+        """Recount everything once more."""
+        self._recount("the last operation")
+
+    def _row(self, request: int) -> int:
+        """The row that the request holds, which never changes while it holds one."""
+        row: int = self.subject.row_of(request)
+        if self.row_of.setdefault(request, row) != row or not row:
+            raise Broken(
+                "KV-4", f"request {request} should hold row {self.row_of[request] or '1 or above'}, it is {row}"
+            )
+        return row
+
+    def _record(self, operation: Operation, request: int) -> None:
+        held, found = self.ledger.live[request], self.subject.lengths(request)
+        if found != (0, held.committed, held.allocated):
+            should = f"should be {(0, held.committed, held.allocated)}"
+            message = f"request {request} has protected, committed, allocated {found}, {should}"
+            raise Broken("KV-4", f"after {operation.name}: {message}", rows=(self.subject.row_of(request),))
+
+    def _released(self, operation: Release | Retract) -> None:
+        for number in operation.requests:
+            self.row_of.pop(number, None)
+            row, lengths = self.subject.row_of(number), self.subject.lengths(number)
+            if row or any(lengths):
+                message = f"request {number} still has row {row} and lengths {lengths}"
+                raise Broken("KV-4", f"after {operation.name}: {message}", rows=(row,))
+
+    def _counts(self, operation: Operation) -> None:
+        """As many tokens are free as the ledger expects; the recount looks at the list itself."""
+        clause = "KV-8" if operation.name in GIVES_BACK else "KV-5"
+        self.checks[clause] += 1
+        available, expected = self.subject.available(), self.ledger.pages.free * self.ledger.config.page_size
+        if available != expected:
+            raise Broken(clause, f"after {operation.name}: {available} tokens are free, should be {expected}")
+
+    def _stamp(self, grown: list[Growth]) -> None:
+        """Write the marks of the new positions through their slots."""
+        for growth in grown:
+            number, start, end = growth.request, growth.start, growth.end
+            slots = self.read_row(number, start, end)
+            self.table[self.row_of[number], start:end] = slots
+            self.content[slots] = content_of(number, np.arange(start, end))
+            self.owner[slots] = number
+
+    def _read_back(self, request: int, start: int) -> None:
+        """Positions from `start` on, through the row, before they are given back."""
+        row = self._row(request)
+        self._same_marks(request, start, self.subject.row(request, start, self.ledger.live[request].allocated), row)
+
+    def _same_marks(self, request: int, start: int, slots: NDArray[Any], row: int) -> None:
+        """The row holds the slots that it was given, and they hold what was written there."""
+        end = start + len(slots)
+        if (slots != self.table[row, start:end]).any():
+            at = start + int((slots != self.table[row, start:end]).argmax())
+            message = f"request {request}, position {at} went from slot {self.table[row, at]} to {slots[at - start]}"
+            raise Broken("KV-3", message, rows=(row,))
+        wrong = (self.content[slots] != content_of(request, np.arange(start, end))) | (self.owner[slots] != request)
+        if wrong.any():
+            at = int(wrong.argmax())
+            message = f"slot {slots[at]} holds what request {self.owner[slots[at]]} wrote"
+            raise Broken("KV-1", f"request {request}, position {start + at}: {message}", rows=(row,))
+
+    def _recount(self, name: str) -> None:
+        """The whole state, in the order record, bounds, layout, owner, content."""
+        self.since_recount = 0
+        self.checks.update((*_TOUCHED, "KV-13"))
+        state, live, said = self.subject.snapshot(), self.ledger.live, f"at the recount after {name}"
+        bound = {self.row_of[number]: number for number in live}
+        if state.bound != bound:
+            raise Broken("KV-4", f"{said}: rows are bound as {state.bound}, should be {bound}")
+        records = np.zeros_like(state.records[:-1])
+        for row, number in bound.items():
+            records[1:3, row] = live[number].committed, live[number].allocated
+        for row in np.flatnonzero((records != state.records[:-1]).any(axis=0)).tolist():
+            raise Broken("KV-4", f"{said}: row {row} has the record {state.record(row)}", rows=(row,))
+        violations = audit(state)
+        for violation in violations:
+            if violation.clause != "KV-1":
+                raise Broken(violation.clause, f"{said}: {violation.message}", violation.pages, violation.rows)
+        if not np.array_equal(state.slots, self.table):
+            row, position = (int(i[0]) for i in np.nonzero(state.slots != self.table))
+            was, found = self.table[row, position], state.slots[row, position]
+            what = f"row {row}, position {position} went from slot {was} to {found}"
+            clause = "KV-3" if position < state.records[2, row] else "KV-13"
+            raise Broken(clause, f"{said}: {what}", rows=(row,))
+        for violation in violations:
+            raise Broken(violation.clause, f"{said}: {violation.message}", violation.pages, violation.rows)
+        (pool,) = state.pools.values()
+        if not self.ledger.pages.are_exactly_free(np.concatenate((pool.free, pool.staged, pool.queued))):
+            raise Broken("KV-1", f"{said}: the free pages are others than the ledger's")
+        for row, number in bound.items():
+            self._same_marks(number, 0, state.row_slots(row), row)
