@@ -48,7 +48,7 @@ class Request:
 
 @dataclass
 class Served:
-    """What was done. prompt_tokens, output_tokens: of the requests released, each token with a slot and a stamp that was
+    """What was done. prompt_tokens, output_tokens: of the requests released, each token with a slot whose stamp was
     read back; what a resume computes again counts in recomputed_tokens alone."""
 
     requests: int = 0
@@ -134,7 +134,7 @@ class Scheduler:
 
     def _decode_speculatively(self) -> None:
         """Commit what was accepted: one token at least, as every step yields one, and the draft and the bonus token at
-        most; an output that ends earlier stops inside the draft. Before that, room for the draft, unless all have it."""
+        most; an output that ends earlier stops inside the draft. First, room for the draft, unless all have it."""
 
         def reserve(ones: list[Request]) -> SpecReserve:
             requests, kept = self._batch(ones)

@@ -1,0 +1,173 @@
+"""A real request trace, served through a pool that is too small for all of it, every clause checked on the way.
+
+    result = run_workload(read_trace("mooncake_conversation.jsonl"), load_subject("kvcore"), WorkloadSettings())
+    result.verdict, result.retractions, result.failure
+
+What `check` draws at random on small pools, this does at real size and in real proportions: prompts of 100 k tokens
+beside short ones, hours of allocation history in one free list. `scheduler` proposes, `touched` checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+
+from .. import sizing
+from ..kernels.jit import launches
+from ..sizing import Speculation
+from .configuration import Configuration
+from .operations import Operation
+from .reach import Reach
+from .replay import Failure, run
+from .runner import Runner
+from .scheduler import Scheduler, Served
+from .subjects.protocol import Capabilities, Factory
+from .touched import TouchedChecker
+from .trace import Trace
+from .verdicts import Broken
+
+SPECULATION: dict[str, Speculation | None] = {
+    "eagle": Speculation("eagle", steps=3, topk=1, draft_tokens=4),
+    "dflash": Speculation("dflash", steps=1, topk=1, draft_tokens=8),
+    "none": None,
+}
+"""By the name that the command line takes: a chain of three, a block of eight, plain decode."""
+
+
+class DoesNotFit(ValueError):
+    """The pool could not hold a request of the trace even alone; the message says which, and what it needs."""
+
+
+@dataclass(frozen=True)
+class WorkloadSettings:
+    """How the trace is served. pages: None for `default_pages`. chunk: prompt tokens computed a step, at most."""
+
+    device: str = "cpu"
+    page_size: int = 64
+    pages: int | None = None
+    max_running: int = 64
+    chunk: int = 8192
+    speculation: Speculation | None = SPECULATION["eagle"]
+    seed: int = 0
+
+
+@dataclass(kw_only=True)
+class WorkloadResult(Served):
+    """What became of the trace. missing: what had to be reached and was not, in sentences."""
+
+    config: Configuration
+    capabilities: Capabilities | None = None
+    reach: Reach = field(default_factory=Reach)
+    failure: Failure | None = None
+    missing: list[str] = field(default_factory=list)
+    hit_tokens: int = 0
+    evicted_pages: int = 0
+
+    @property
+    def verdict(self) -> str:
+        """holds, broken or not reached."""
+        return "broken" if self.failure else "not reached" if self.missing else "holds"
+
+
+def run_workload(
+    trace: Trace,
+    factory: Factory,
+    settings: WorkloadSettings,
+    *,
+    progress: Callable[[int], None] = lambda finished: None,
+) -> WorkloadResult:
+    """Serve the trace to its end, or up to the operation that breaks a clause. `progress` hears of requests as they
+    finish. Raises DoesNotFit before anything is served."""
+    config = configuration_for(trace, settings)
+    before = launches.copy()
+    try:
+        runner = Runner(config, factory, checker=TouchedChecker)
+    except Broken as broken:
+        return WorkloadResult(config=config, failure=Failure(config, (), broken))
+    scheduler = Scheduler(trace, runner, chunk=settings.chunk, seed=settings.seed)
+    failure = None
+    try:
+        scheduler.serve(progress)
+        runner.finish()
+    except Broken as broken:
+        failure = shortened(Failure(config, tuple(scheduler.done), broken), factory)
+    runner.reach.kernels.update(launches - before)
+    result = WorkloadResult(
+        **asdict(scheduler.served),
+        config=config,
+        capabilities=runner.subject.capabilities,
+        reach=runner.reach,
+        failure=failure,
+    )
+    if failure is None:
+        result.missing += _missing(result, trace, settings)
+    return result
+
+
+def _missing(result: WorkloadResult, trace: Trace, settings: WorkloadSettings) -> Iterator[str]:
+    for name in ("prompt_tokens", "output_tokens"):
+        got, there = getattr(result, name), getattr(trace, name)
+        if got != there:
+            yield f"{got} {name} got a slot, the trace has {there}"
+    if trace.whole and settings.pages is None and not result.retractions:
+        yield "nothing was retracted: the default pool never ran short"
+
+
+def default_pages(trace: Trace, settings: WorkloadSettings) -> int:
+    """Room for the largest request, or for a tenth of `max_running` mean ones where that is more: never for all that
+    could run, so that retraction happens."""
+    mean = (trace.prompt_tokens + trace.output_tokens) / len(trace)
+    tokens = max(_room_for(trace.longest, settings), int(settings.max_running * mean / 10))
+    return sizing.pages_for(tokens, settings.page_size)
+
+
+def configuration_for(trace: Trace, settings: WorkloadSettings) -> Configuration:
+    """What the trace is served on; the core's checked mode is off: the suite has to find the fault."""
+    pages = default_pages(trace, settings) if settings.pages is None else settings.pages
+    needed = sizing.pages_for(_room_for(trace.longest, settings), settings.page_size)
+    if needed > pages:
+        number = 1 + max(range(len(trace)), key=lambda i: trace.requests[i].total_len)
+        raise DoesNotFit(
+            f"request {number} of the trace has {trace.longest} tokens and needs {needed} pages of "
+            f"{settings.page_size} with its reserve; the pool has {pages}"
+        )
+    return Configuration(
+        page_size=settings.page_size,
+        num_pages=pages,
+        max_requests=settings.max_running,
+        context_len=trace.longest,
+        device=settings.device,
+        speculation=settings.speculation,
+        checked=False,
+    )
+
+
+def _room_for(tokens: int, settings: WorkloadSettings) -> int:
+    return tokens + sizing.row_headroom(settings.speculation, settings.page_size)
+
+
+def shortened(failure: Failure, factory: Factory) -> Failure:
+    """The failure without the requests that were gone long before, where something still breaks; with them otherwise.
+    Hours of history are no start for delta debugging, and no file that a person edits."""
+    operations = failure.operations
+    for recent in (30, 300, 3_000, 30_000):
+        there = {number for operation in operations[-recent:] for number in _members(operation)}
+        if found := run(failure.config, [o for operation in operations if (o := _only(operation, there))], factory):
+            return found
+    return failure
+
+
+def _members(operation: Operation) -> tuple[int, ...]:
+    members: tuple[int, ...] = getattr(operation, "requests", None) or (operation.request,)  # type: ignore[attr-defined]
+    return members
+
+
+def _only(operation: Operation, there: set[int]) -> Operation | None:
+    """The operation with those members alone; None if there are none of them."""
+    members = _members(operation)
+    kept = [i for i, number in enumerate(members) if number in there]
+    if len(kept) == len(members):
+        return operation
+    lists = {f.name: getattr(operation, f.name) for f in fields(operation)}
+    shorter = {name: tuple(v[i] for i in kept) for name, v in lists.items() if isinstance(v, tuple) and v}
+    return replace(operation, **shorter) if kept else None
