@@ -79,7 +79,7 @@ def alloc_extend_reference(
         fresh: Int64 = (free_pages[entry] << shift) + (position & (page_size - 1))
         return fresh
     out: Int64 = (last_loc + 1 - prefix_lens)[owner] + position
-    on_new_page = ~on_old_page
+    on_new_page = (on_old_page == 0)
     out[on_new_page] = (free_pages[entry[on_new_page]] << shift) + (position[on_new_page] & (page_size - 1))
     return out
 
@@ -130,7 +130,7 @@ def alloc_extend_kernel(
     on_old_page = position < (prefix + (PAGE_SIZE - 1)) // PAGE_SIZE * PAGE_SIZE
     last = tl.load(last_loc + owner, mask=valid & on_old_page, other=0).to(tl.int64)
     entry = position // PAGE_SIZE + tl.load(first_entry + owner, mask=valid, other=0)
-    page = tl.load(free_pages + entry, mask=valid & ~on_old_page, other=0).to(tl.int64)
+    page = tl.load(free_pages + entry, mask=valid & (on_old_page == 0), other=0).to(tl.int64)
     slot = tl.where(on_old_page, last + 1 - prefix + position, page * PAGE_SIZE + position % PAGE_SIZE)
     tl.store(out + token, slot, mask=valid)
 

@@ -58,7 +58,7 @@ def extend_rows_kernel(
     row_begin = req_to_token + row * row_stride
     last = tl.load(row_begin + start - 1, mask=valid & on_old_page, other=0).to(tl.int64)
     entry = position // PAGE_SIZE + tl.load(plan + 3 * batch + owner, mask=valid, other=0)
-    page = tl.load(free_ids + entry, mask=valid & ~on_old_page, other=0)
+    page = tl.load(free_ids + entry, mask=valid & (on_old_page == 0), other=0)
     slot = tl.where(on_old_page, last + 1 - start + position, page * PAGE_SIZE + position % PAGE_SIZE)
     tl.store(out + token, slot, mask=valid)
     tl.store(row_begin + position, slot.to(tl.int32), mask=valid)

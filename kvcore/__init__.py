@@ -46,6 +46,7 @@ _HOME = {
     "RowOverflow": "errors",
     "DoubleFree": "errors",
     "ForeignSlot": "errors",
+    "LaneError": "kernels.jit",
 }
 
 __all__ = sorted(_HOME)
@@ -68,6 +69,7 @@ if TYPE_CHECKING:  # "as": a re-export, for type checkers
     from .errors import KVCacheOutOfMemory as KVCacheOutOfMemory
     from .errors import RowOverflow as RowOverflow
     from .errors import StaleRow as StaleRow
+    from .kernels.jit import LaneError as LaneError
     from .manager import Batch as Batch
     from .manager import KVCacheManager as KVCacheManager
     from .records import Req as Req

@@ -58,7 +58,7 @@ def alloc_for_extend(
         plan.rows[plan.rows == 0] = manager.req_to_token_pool.bind(unbound)
     out_cache_loc = _take_slots(manager, plan)
     _record(manager, plan)
-    return out_cache_loc, Batch(manager, members)
+    return out_cache_loc, Batch.of_rows(manager, members, plan.rows)
 
 
 def alloc_for_decode(manager: KVCacheManager, batch: Batch) -> torch.Tensor:
@@ -156,11 +156,9 @@ def _plan_extend(manager: KVCacheManager, members: list[Req], seq_lens: Int64) -
         raise BadArgument(
             "KV-15", "seq_lens", f"{seq_lens.tolist()} lie below what is allocated ({start.tolist()}) or are 0"
         )
-    for req, seq_len in zip(members, seq_lens.tolist(), strict=True):
-        if seq_len > len(req.token_ids):
-            raise BadArgument(
-                "KV-15", "seq_lens", f"is {seq_len} for {req.rid!r}, which has {len(req.token_ids)} tokens"
-            )
+    tokens = [len(req.token_ids) for req in members]
+    if (seq_lens > tokens).any():
+        raise BadArgument("KV-15", "seq_lens", f"{seq_lens.tolist()} are more than the requests' tokens, {tokens}")
     _check_context(manager, "seq_lens", seq_lens)
     pages = int(new_pages(start, seq_lens, manager.page_size).sum())
     return Plan(rows, start, seq_lens, seq_lens, pages, int(np.count_nonzero(unbound)))

@@ -70,9 +70,9 @@ def requests(name: str, reqs: Any, kind: type) -> list[Any]:
     members = list(reqs)
     if not members:
         raise BadArgument("KV-15", name, "is empty; a batch holds at least one request")
-    for req in members:
-        if not isinstance(req, kind):
-            raise BadArgument("KV-15", name, f"holds a {type(req).__name__}; it has to hold requests")
-    if len(members) > 1 and len({id(req) for req in members}) != len(members):
+    for found in set(map(type, members)):
+        if not issubclass(found, kind):
+            raise BadArgument("KV-15", name, f"holds a {found.__name__}; it has to hold requests")
+    if len(members) > 1 and len(set(map(id, members))) != len(members):
         raise BadArgument("KV-15", name, "names a request twice")
     return members

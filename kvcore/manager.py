@@ -47,9 +47,20 @@ class Batch:
     __slots__ = ("_device_rows", "generations", "manager", "mirror", "reqs", "rows")
 
     def __init__(self, manager: KVCacheManager, reqs: Sequence[Req]) -> None:
+        members = arguments.requests("reqs", reqs, Req)
+        self._of(manager, members, bound_rows(manager, members))
+
+    @classmethod
+    def of_rows(cls, manager: KVCacheManager, reqs: Sequence[Req], rows: NDArray[np.int64]) -> Batch:
+        """The batch of requests that are known to hold these rows, which then belong to it."""
+        batch = cls.__new__(cls)
+        batch._of(manager, reqs, rows)
+        return batch
+
+    def _of(self, manager: KVCacheManager, reqs: Sequence[Req], rows: NDArray[np.int64]) -> None:
         self.manager = manager
-        self.reqs = tuple(arguments.requests("reqs", reqs, Req))
-        self.rows = bound_rows(manager, self.reqs)
+        self.reqs = tuple(reqs)
+        self.rows = rows
         self.rows.flags.writeable = False
         self.generations = manager.req_to_token_pool.records.generation[self.rows]
         self._device_rows: torch.Tensor | None = None
@@ -69,16 +80,16 @@ class Batch:
 def rows_of(manager: KVCacheManager, reqs: Sequence[Req]) -> NDArray[np.int64]:
     """The requests' rows, int64[len(reqs)], 0 where a request has none; a request of another manager is refused."""
     pool = manager.req_to_token_pool
-    for req in reqs:
-        if req._pool is not None and req._pool is not pool:
-            raise StaleRow("KV-15", "reqs", f"request {req.rid!r} holds a row of another manager")
-    return np.fromiter((req._row for req in reqs), dtype=np.int64, count=len(reqs))
+    rows = [req._row for req in reqs if req._pool is pool or req._pool is None]
+    if len(rows) != len(reqs):
+        elsewhere = [req.rid for req in reqs if req._pool is not pool and req._pool is not None]
+        raise StaleRow("KV-15", "reqs", f"requests {elsewhere} hold rows of another manager")
+    return np.array(rows, dtype=np.int64)
 
 
 def bound_rows(manager: KVCacheManager, reqs: Sequence[Req]) -> NDArray[np.int64]:
     """The requests' rows, int64[len(reqs)]; a request without a row is refused."""
     rows = rows_of(manager, reqs)
-    for req in reqs:
-        if not req._row:
-            raise StaleRow("KV-15", "reqs", f"request {req.rid!r} holds no row")
+    if not rows.all():
+        raise StaleRow("KV-15", "reqs", f"requests {[req.rid for req in reqs if not req._row]} hold no row")
     return rows

@@ -61,6 +61,10 @@ def drafted(ledger: Ledger) -> list[int]:
     return [n for n, held in ledger.live.items() if held.committed < held.allocated]
 
 
+def _has_draft(ledger: Ledger) -> bool:
+    return any(held.committed < held.allocated for held in ledger.live.values())
+
+
 def new_number(ledger: Any) -> int:
     """A number that no request has had."""
     return int(ledger.highest) + 1
@@ -202,10 +206,12 @@ Pick = dict[str, Callable[[Any, int, int, int], Operation]]
 
 ENGINE_POSSIBLE: Possible = {
     "extend": lambda ledger: True,
-    "decode": _can_decode,
+    "decode": lambda ledger: any(
+        held.committed == held.allocated < ledger.config.context_len for held in ledger.live.values()
+    ),
     "spec_reserve": lambda ledger: ledger.reserve and ledger.live,
-    "commit": drafted,
-    "release_overallocated": drafted,
+    "commit": _has_draft,
+    "release_overallocated": _has_draft,
     "release": lambda ledger: ledger.live,
     "retract": lambda ledger: ledger.live,
     "bad_call": lambda ledger: True,

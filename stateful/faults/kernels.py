@@ -107,7 +107,7 @@ def kernel_without_the_early_exit() -> list[Edit]:
     )
     broken = edited(alloc_extend.alloc_extend_kernel, edge, without)
     # Page 0 instead of what lies before the list: nobody can say what memory that would be.
-    broken = edited(broken, "mask=valid & ~on_old_page, other=0", "mask=valid & ~on_old_page & (entry >= 0), other=0")
+    broken = edited(broken, "mask=valid & (on_old_page == 0), other=0", "mask=valid & (on_old_page == 0) & (entry >= 0), other=0")
     return [(alloc_extend, "alloc_extend_kernel", broken)]
 
 
@@ -115,10 +115,10 @@ def kernel_without_the_early_exit() -> list[Edit]:
 def kernel_reads_past_the_free_list() -> list[Edit]:
     """Each token looks at the free-list entry behind its own as well. With the last free page that lies outside of the
     list."""
-    load = "    page = tl.load(free_pages + entry, mask=valid & ~on_old_page, other=0).to(tl.int64)\n"
+    load = "    page = tl.load(free_pages + entry, mask=valid & (on_old_page == 0), other=0).to(tl.int64)\n"
     ahead = (
         load
-        + "    page = tl.where(entry < 0, tl.load(free_pages + entry + 1, mask=valid & ~on_old_page, other=0), page)\n"
+        + "    page = tl.where(entry < 0, tl.load(free_pages + entry + 1, mask=valid & (on_old_page == 0), other=0), page)\n"
     )
     return [(alloc_extend, "alloc_extend_kernel", edited(alloc_extend.alloc_extend_kernel, load, ahead))]
 
