@@ -123,10 +123,10 @@ class TouchedChecker:
     def _row(self, request: int) -> int:
         """The row that the request holds, which never changes while it holds one."""
         row: int = self.subject.row_of(request)
-        if self.row_of.setdefault(request, row) != row or not row:
-            raise Broken(
-                "KV-4", f"request {request} should hold row {self.row_of[request] or '1 or above'}, it is {row}"
-            )
+        if self.row_of.setdefault(request, row) != row:
+            raise Broken("KV-4", f"request {request} held row {self.row_of[request]}, now {row}", rows=(row,))
+        if not 0 < row < len(self.table):
+            raise Broken("KV-4", f"request {request} should hold a row and has row {row}")
         return row
 
     def _record(self, operation: Operation, request: int) -> None:
@@ -163,8 +163,11 @@ class TouchedChecker:
 
     def _read_back(self, request: int, start: int) -> None:
         """Positions from `start` on, through the row, before they are given back."""
-        row = self._row(request)
-        self._same_marks(request, start, self.subject.row(request, start, self.ledger.live[request].allocated), row)
+        row, end = self._row(request), self.ledger.live[request].allocated
+        slots = self.subject.row(request, start, end)
+        if len(slots) != end - start:
+            raise Broken("KV-3", f"request {request} has {len(slots)} slots at positions {start}..{end}", rows=(row,))
+        self._same_marks(request, start, slots, row)
 
     def _same_marks(self, request: int, start: int, slots: NDArray[Any], row: int) -> None:
         """The row holds the slots that it was given, and they hold what was written there."""
