@@ -11,6 +11,8 @@ not the first one's.
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,11 +27,21 @@ pytest_plugins = ["kvcore.stateful.plugin"]
 collect_ignore = list(ROOMS)
 
 
+def pytest_addoption() -> None:
+    # Before pytest goes on to the conftest.py of a room, which would be loaded the wrong way itself.
+    refuse([word for word in sys.argv[1:] if not word.startswith("-")] or ["."], Path.cwd())
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    for argument in config.args:
+    refuse(config.args, config.invocation_params.dir)
+
+
+def refuse(arguments: Sequence[str], folder: Path) -> None:
+    """UsageError if one of them is a path into a room."""
+    for argument in arguments:
         path, *test = argument.split("::")
-        detour = inside_a_room(config.invocation_params.dir / path)
-        if detour is not None:
+        detour = inside_a_room(folder / path)
+        if detour is not None and (folder / path).exists():
             instead = "::".join([f"kvcore/{detour.as_posix()}", *test])
             raise pytest.UsageError(
                 f"{argument!r} would load kvcore's modules twice, under two names; "

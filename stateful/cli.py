@@ -96,6 +96,7 @@ def parser() -> argparse.ArgumentParser:
 
     faults = command("faults", "the gallery of planted bugs: which are found, by which clause, how fast")
     faults.add_argument("--only", metavar="ID", help="this one, its failure shown as a user sees it")
+    faults.add_argument("--device", choices=("cpu", "interpret"), help="only those of this lane; all if not given")
     faults.add_argument("--seed", type=int, default=DEFAULT.seed, help="where the draws start")
 
     bench = command("bench", "times of the allocation paths, whole calls, beside an empty launch")

@@ -180,6 +180,7 @@ def faults(arguments: argparse.Namespace) -> int:
     if arguments.only is not None and arguments.only not in GALLERY:
         raise WrongCall(f"the gallery has no fault {arguments.only!r}; it has {', '.join(GALLERY)}")
     chosen = [GALLERY[arguments.only]] if arguments.only else list(GALLERY.values())
+    chosen = [fault for fault in chosen if arguments.device in (None, fault.device)]
     table = Table("fault", "source", "may name it", "named by", "driver", "operations", "seconds", "replay")
     missed = 0
     with _bar() as bar:
