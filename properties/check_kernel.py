@@ -86,7 +86,9 @@ def find_mismatch(
     kernels_for(device)  # Refuses a lane that is not to be had here.
     lane = device.partition(":")[0]
     drawn = _draw(cases(op, page_sizes, largest_batch or LARGEST_BATCH[lane]), examples, seed)
-    found = first_wrong(op, fn, device, drawn + (large_cases(lane, page_sizes) if large else []))
+    found = first_wrong(
+        op, fn, device, edge_cases(op, page_sizes) + drawn + (large_cases(lane, page_sizes) if large else [])
+    )
     if found is None:
         return None
     case = smallest(found[0], lambda case: first_wrong(op, fn, device, [case]) is not None)
@@ -116,6 +118,15 @@ def first_wrong(op: str, fn: Callable[..., Any], device: str, calls: list[Case])
         found: tuple[Case, str] | None = in_child(work)
     except Crashed as crash:
         return calls[crash.step], f"it {crash}: it reads or writes outside of its arguments"
+    return found
+
+
+def edge_cases(op: str, page_sizes: tuple[int, ...]) -> list[Case]:
+    """Calls that no draw may miss: the smallest page size, and slots past 32 bits where there are any."""
+    small, middle = page_sizes[0], page_sizes[len(page_sizes) // 2]
+    found = [Case(small, ((0, 2), (1, 1), (2, 3)))]
+    if op in ("alloc_extend", "alloc_decode"):
+        found.append(Case(middle, ((0, middle + 1), (middle, 1)), top=2**31 + 2**20))
     return found
 
 

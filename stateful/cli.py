@@ -25,6 +25,11 @@ class WrongCall(Exception):
 class Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Every option with its default, descriptions as written."""
 
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None or action.default == [] or action.default is False:
+            return action.help  # the help says what happens then
+        return super()._get_help_string(action)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse and run; returns the exit status."""
@@ -66,7 +71,11 @@ def parser() -> argparse.ArgumentParser:
     _subject(check, DEFAULT.subject)
     check.add_argument("--profile", choices=PROFILES, default=DEFAULT.profile, help="how many steps to run")
     check.add_argument(
-        "-n", dest="workers", type=_at_least(1), metavar="WORKERS", help="processes; all cores if not given"
+        "-n",
+        dest="workers",
+        type=_at_least(1),
+        metavar="WORKERS",
+        help="processes; one a core if not given, on a GPU at most four for each",
     )
     check.add_argument(
         "--kernel",

@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..contract import CONTRACT
 from ..errors import KVCacheError
@@ -25,8 +25,9 @@ from ..kernels.jit import LaneError
 from . import results
 from .cli import WrongCall
 from .minimize import minimize
+from .reach import Reach
 from .replay import Failure, MalformedReplay, Replay, on_device, run, to_replay
-from .report import failure_report, versions
+from .report import failure_report, versions, write_and_tell
 from .subjects import UnknownSubject, load, load_subject
 from .subjects.protocol import Factory
 
@@ -45,7 +46,11 @@ def check(arguments: argparse.Namespace) -> int:
     _lane(device)
     factory = _factory(subject)
     kernels = _kernels(arguments.kernel)
-    out.print(f"kvcore check --subject {subject} --device {device} --profile {profile} --seed {seed}   ({versions()})")
+    echo = "".join(f" --kernel {op}={fn}" for op, fn in kernels.items())
+    out.print(
+        f"kvcore check --subject {subject} --device {device} --profile {profile} --seed {seed}{echo}   ({versions()})",
+        markup=False,
+    )
     started = time.monotonic()
     _clear_last_run()
     try:
@@ -74,7 +79,7 @@ def check(arguments: argparse.Namespace) -> int:
         clause = CONTRACT[result.kernel_failure.clause]
         out.print(f"{clause.id} ({clause.name}) is broken: {clause.sentence}", markup=False)
         out.print(result.kernel_failure.text, markup=False)
-    path = _report(result.failure, factory, subject=subject, device=device, seed=seed)
+    path = _report(result.failure, subject=subject, device=device, seed=seed)
     data = results.document(
         result.reach,
         result.capabilities.values(),
@@ -88,6 +93,10 @@ def check(arguments: argparse.Namespace) -> int:
         profile=profile,
         seed=seed,
     )
+    if kernels:
+        for name in ("KV-12", "KV-13"):
+            data["clauses"][name].update(asked=True, why="")
+        out.print(f"{data['clauses']['KV-12']['checks']} calls of {', '.join(kernels)}", markup=False)
     return _finish(data, result.missing, arguments.json)
 
 
@@ -120,7 +129,7 @@ def workload(arguments: argparse.Namespace) -> int:
             result = run_workload(trace, factory, settings, progress=lambda done: bar.update(line, advance=done))
     except (DoesNotFit, KVCacheError) as error:
         raise WrongCall(str(error)) from None
-    path = _report(result.failure, factory, subject=subject, device=device, seed=seed)
+    path = _report(result.failure, subject=subject, device=device, seed=seed)
     data = results.document(
         result.reach,
         [result.capabilities] if result.capabilities else [],
@@ -157,11 +166,14 @@ def replay(arguments: argparse.Namespace) -> int:
     _lane(device)
     factory = _factory(subject)
     try:
-        failure = run(on_device(recorded.config, device), recorded.operations, factory)
+        reach = Reach()
+        failure = run(on_device(recorded.config, device), recorded.operations, factory, reach=reach)
     except MalformedReplay as error:
         raise WrongCall(f"{arguments.file}: {error}") from None
     if failure is None:
-        out.print(f"holds: {len(recorded.operations)} operations on {subject}, every clause kept")
+        refused = sum(counter["refused"] for counter in reach.operations.values())
+        told = f", {refused} refused as they have to be" if refused else ""
+        out.print(f"holds: {_count(len(recorded.operations), 'operation')} on {subject}, every clause kept{told}")
         return 0
     path = Path(arguments.file)
     if arguments.minimize:
@@ -203,8 +215,9 @@ def faults(arguments: argparse.Namespace) -> int:
                 out.print(fault.story, markup=False)
                 if found.failure:
                     subject = f"kvcore.stateful.faults:{fault.id}"
-                    _write(found.failure, subject=subject, device=fault.device, seed=arguments.seed)
-                out.print(found.report, markup=False)
+                    _report(found.failure, subject=subject, device=fault.device, seed=arguments.seed)
+                else:
+                    out.print(found.report, markup=False)
     out.print(table)
     out.print(f"{len(chosen) - missed} of {len(chosen)} faults found, each by a clause that may name it")
     return 1 if missed else 0
@@ -268,7 +281,9 @@ def contract(arguments: argparse.Namespace) -> int:
         of = f"{last['subject']} on {last['device']}, {last['profile']}: {last['verdict']}"
     except (OSError, ValueError, KeyError, TypeError):
         clauses, of = {}, f"no last run: {results.LAST_RUN} is not there"
-    table = Table("clause", "what holds", "asked of", "faults that break it", "checks in the last run")
+    columns = [Column(name, overflow="fold") for name in ("clause", "what holds", "asked of")]
+    breaking_faults = Column("faults that break it", overflow="fold", min_width=46)
+    table = Table(*columns, breaking_faults, Column("checks in the last run", overflow="fold"))
     for clause in CONTRACT.values():
         breaking = [fault.id for fault in GALLERY.values() if fault.clauses[0] == clause.id]
         run_of = clauses.get(clause.id)
@@ -289,8 +304,12 @@ def _lane(device: str) -> None:
 
 def _kernels(words: Sequence[str]) -> dict[str, str]:
     """--kernel OP=pkg.mod:fn, checked before anything runs."""
-    kernels = dict(word.partition("=")[::2] for word in words)
-    for op, fn in kernels.items():
+    kernels: dict[str, str] = {}
+    for word in words:
+        op, _, fn = word.partition("=")
+        if op in kernels:
+            raise WrongCall(f"--kernel {op} is given twice")
+        kernels[op] = fn
         if op not in OPERATIONS:
             raise WrongCall(f"--kernel {op}: no such operation; there are {', '.join(OPERATIONS)}")
         try:
@@ -316,24 +335,16 @@ def _clear_last_run() -> None:
     results.LAST_RUN.unlink(missing_ok=True)
 
 
-def _report(failure: Failure | None, factory: Factory, *, subject: str, device: str, seed: int) -> Path | None:
+def _report(failure: Failure | None, *, subject: str, device: str, seed: int) -> Path | None:
     """Minimise, write the replay file, print."""
     if failure is None:
         return None
-    with bars.status("minimising"):
-        small = minimize(failure, factory)
-    path = _write(small, subject=subject, device=device, seed=seed)
-    out.print(failure_report(small, factory, path, subject=subject, device=device, seed=seed), markup=False)
-    return path
-
-
-def _write(failure: Failure, *, subject: str, device: str, seed: int) -> Path:
-    """The replay file, in the current folder."""
-    path = Path(f"kvcore-{failure.broken.clause}-{seed}.replay")
     try:
-        path.write_text(to_replay(failure, subject=subject, device=device, seed=seed).text(), encoding="utf-8")
+        with bars.status("minimising"):
+            path, told = write_and_tell(failure, subject=subject, device=device, seed=seed)
     except OSError as error:
-        raise WrongCall(f"cannot write {path}: {error.strerror}") from None
+        raise WrongCall(f"cannot write the replay file: {error.strerror}") from None
+    out.print(told, markup=False)
     return path
 
 
@@ -342,10 +353,14 @@ def _finish(data: dict[str, Any], missing: list[str], json_path: str | None) -> 
     for sentence in missing:
         out.print(f"not reached: {sentence}", markup=False)
     steps = sum(counter["chosen"] for counter in data["operations"].values())
-    out.print(f"{data['verdict']}: {steps:,} operations in {data['seconds']:.1f} s", markup=False)
+    out.print(f"{data['verdict']}: {_count(steps, 'operation')} in {data['seconds']:.1f} s", markup=False)
     for path in (results.LAST_RUN, *([Path(json_path)] if json_path else [])):
         _write_json(path, data)
     return 0 if data["verdict"] == "holds" else 1
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _write_json(path: Path, data: Any) -> None:

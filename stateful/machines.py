@@ -103,7 +103,7 @@ class Machine(RuleBasedStateMachine):
             broken = error
         if broken is not None:
             self.runner = None
-            type(self).failure = Failure(config, tuple(self.done), broken)
+            type(self).failure = broken.failure = Failure(config, tuple(self.done), broken)
             raise broken
 
 

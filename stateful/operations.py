@@ -180,9 +180,9 @@ def parse(line: str) -> Operation:
             raise MalformedOperation(f"a bad call reads 'bad_call KIND: OPERATION', not {line.strip()!r}")
         return BadCall(kind, parse(call))
     if head not in BY_NAME:
-        raise MalformedOperation(f"unknown operation {head!r}; known are {', '.join(BY_NAME)}")
+        raise MalformedOperation(f"unknown operation {head!r}; known are {', '.join([*BY_NAME, BadCall.name])}")
     cls = BY_NAME[head]
-    known = {f.name for f in fields(cls)}
+    known = {f.name: str(f.type) for f in fields(cls)}
     values: dict[str, Any] = {}
     for word in rest.split():
         key, equals, text = word.partition("=")
@@ -192,10 +192,22 @@ def parse(line: str) -> Operation:
             values[key] = _frozen(json.loads(text))
         except ValueError:
             raise MalformedOperation(f"{word!r} holds no JSON value") from None
+        if not _fits(known[key], values[key]):
+            raise MalformedOperation(f"{word!r}: {key} of {head} is {_WORDS.get(known[key], known[key])}")
     try:
         return cls(**values)
     except TypeError as error:
         raise MalformedOperation(f"{head}: {str(error).partition(') ')[2] or error}") from None
+
+
+_WORDS = {"Numbers": "a list of integers, as in [1,2]", "int": "an integer", "bool": "true or false"}
+
+
+def _fits(kind: str, value: Any) -> bool:
+    """Whether a value read from a line is of the field's kind."""
+    if kind == "Numbers":
+        return isinstance(value, tuple) and all(type(number) is int for number in value)
+    return {"int": type(value) is int, "bool": type(value) is bool}.get(kind, True)
 
 
 def _text(value: Any) -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -55,8 +57,22 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     )
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """What a machine has found is told as `kvcore check` tells it: minimised, with a replay file."""
+    outcome: Any = yield
+    failure = getattr(call.excinfo and call.excinfo.value, "failure", None)
+    if failure is not None and "kvcore.stateful.machines" in sys.modules:
+        from .report import write_and_tell
+
+        chosen = options.current
+        _, told = write_and_tell(failure, subject=chosen.subject, device=chosen.device, seed=chosen.seed)
+        outcome.get_result().longrepr = told
+
+
 @pytest.hookimpl(tryfirst=True)  # before another plugin's pytest_configure may import Triton
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "packaging: builds, installs or starts the package in processes of its own")
     device = config.getoption("--kv-device")
     if device == "interpret":
         interpret()

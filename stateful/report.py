@@ -17,10 +17,29 @@ from ..contract import CONTRACT
 from ..records import FIELDS
 from ..snapshots import Snapshot
 from .configuration import Configuration
+from .minimize import minimize
 from .page_map import page_map
-from .replay import Failure
+from .replay import Failure, to_replay
 from .runner import Runner
+from .subjects import load_subject
 from .verdicts import Broken, Held
+
+
+def write_and_tell(failure: Failure, *, subject: str, device: str, seed: int) -> tuple[Path, str]:
+    """Minimise, write the replay file into the current folder, and tell. Raises OSError.
+
+    The file is kvcore-CLAUSE-SEED.replay; one of that name that holds something else is kept, and this one numbered.
+    """
+    factory = load_subject(subject)
+    small = minimize(failure, factory)
+    text = to_replay(small, subject=subject, device=device, seed=seed).text()
+    name, number = f"kvcore-{small.broken.clause}-{seed}", 1
+    path = Path(f"{name}.replay")
+    while path.exists() and path.read_text(encoding="utf-8") != text:
+        number += 1
+        path = Path(f"{name}-{number}.replay")
+    path.write_text(text, encoding="utf-8")
+    return path, failure_report(small, factory, path, subject=subject, device=device, seed=seed)
 
 
 def failure_report(

@@ -79,7 +79,8 @@ class Runner:
         call = operation.call if isinstance(operation, BadCall) else operation
         try:
             outcome: Outcome = Done(self._perform(call))
-        except Broken:
+        except Broken as broken:
+            self.reach.checks[broken.clause] += 1
             raise
         except KVCacheOutOfMemory as error:
             outcome = Refused("shortage", error)
@@ -87,10 +88,14 @@ class Runner:
             outcome = Refused("bad_call", error)
         except Exception as error:
             outcome = Crashed(error)
-        if isinstance(verdict, Legal) and isinstance(outcome, Done):
-            self._enter(operation, verdict, outcome)
-        else:
-            self._refused(operation, verdict, outcome)
+        try:
+            if isinstance(verdict, Legal) and isinstance(outcome, Done):
+                self._enter(operation, verdict, outcome)
+            else:
+                self._refused(operation, verdict, outcome)
+        except Broken as broken:
+            self.reach.checks[broken.clause] += 1
+            raise
         for clause in self.always:
             self.reach.checks[clause] += 1
         self.reach.count(operation, verdict, self.ledger)

@@ -5,16 +5,13 @@ pytest --pyargs kvcore.stateful --kv-profile ci --kv-seed 7
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from . import options
 from .check import Task, levels_of, perform, tasks_of
-from .minimize import minimize
 from .profiles import profile_for
-from .replay import Failure, to_replay
-from .report import failure_report
+from .replay import Failure
+from .report import write_and_tell
 from .subjects import load_subject
 
 CHOSEN = options.current
@@ -34,10 +31,6 @@ def test_every_clause_holds_after_every_operation(task: Task) -> None:
         pytest.skip(f"not asked: {task.subject} does not offer the {task.target} level")
     reach, failure = perform(task)
     if isinstance(failure, Failure):
-        small = minimize(failure, factory)
-        path = Path(f"kvcore-{small.broken.clause}-{task.seed}.replay")
-        replay = to_replay(small, subject=task.subject, device=task.device, seed=task.seed)
-        path.write_text(replay.text(), encoding="utf-8")
-        told = failure_report(small, factory, path, subject=task.subject, device=task.device, seed=task.seed)
+        _, told = write_and_tell(failure, subject=task.subject, device=task.device, seed=task.seed)
         pytest.fail(told, pytrace=False)
     assert reach.steps == task.steps

@@ -84,6 +84,7 @@ class Broken(AssertionError):
 
     def __init__(self, clause: str, message: str, pages: tuple[int, ...] = (), rows: tuple[int, ...] = ()) -> None:
         self.clause, self.message, self.pages, self.rows = clause, message, pages, rows
+        self.failure: Any = None  # the sequence, where a machine has raised it
         super().__init__(f"{clause}: {message}")
 
     def __reduce__(self) -> tuple[Any, ...]:

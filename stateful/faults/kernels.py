@@ -107,7 +107,9 @@ def kernel_without_the_early_exit() -> list[Edit]:
     )
     broken = edited(alloc_extend.alloc_extend_kernel, edge, without)
     # Page 0 instead of what lies before the list: nobody can say what memory that would be.
-    broken = edited(broken, "mask=valid & (on_old_page == 0), other=0", "mask=valid & (on_old_page == 0) & (entry >= 0), other=0")
+    broken = edited(
+        broken, "mask=valid & (on_old_page == 0), other=0", "mask=valid & (on_old_page == 0) & (entry >= 0), other=0"
+    )
     return [(alloc_extend, "alloc_extend_kernel", broken)]
 
 
@@ -118,7 +120,8 @@ def kernel_reads_past_the_free_list() -> list[Edit]:
     load = "    page = tl.load(free_pages + entry, mask=valid & (on_old_page == 0), other=0).to(tl.int64)\n"
     ahead = (
         load
-        + "    page = tl.where(entry < 0, tl.load(free_pages + entry + 1, mask=valid & (on_old_page == 0), other=0), page)\n"
+        + "    ahead = tl.load(free_pages + entry + 1, mask=valid & (on_old_page == 0), other=0)\n"
+        + "    page = tl.where(entry < 0, ahead, page)\n"
     )
     return [(alloc_extend, "alloc_extend_kernel", edited(alloc_extend.alloc_extend_kernel, load, ahead))]
 
@@ -134,7 +137,7 @@ def kernel_forgets_the_earlier_tiles() -> list[Edit]:
     ]
 
 
-@enter("S-23", "KV-12")
+@enter("seen in SGLang 0.5.23", "KV-12")
 def kernel_loads_without_a_default() -> list[Edit]:
     """A masked load gives no value for the lanes that are masked off. A request without tokens then continues behind
     whatever stands there, and not behind -1."""
@@ -149,7 +152,7 @@ def kernel_counts_slots_in_32_bits() -> list[Edit]:
     return [(alloc_decode, "alloc_decode_kernel", edited(alloc_decode.alloc_decode_kernel, wide, narrow))]
 
 
-@enter("S-11", "KV-12")
+@enter("seen in SGLang 0.5.23", "KV-12")
 def kernel_takes_no_page_at_page_size_1() -> list[Edit]:
     """A request takes a page when its length leaves a remainder of one. At page size 1 no length does, and each request
     continues into its neighbour's slot."""

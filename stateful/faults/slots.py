@@ -48,7 +48,7 @@ class a_partial_last_page_not_freed(KvcoreSlots):
         super().free_segment(slots[:whole], start_pos)
 
 
-@enter("S-12", "KV-15")
+@enter("seen in SGLang 0.5.23", "KV-15")
 class sizes_off_the_page_accepted(KvcoreSlots):
     """A size that is no page multiple is rounded down without a word. The caller gets fewer slots than it asked for."""
 

@@ -32,7 +32,7 @@ def load(name: str) -> Any:
         raise UnknownSubject(f"{name!r} is neither one of {', '.join(BY_NAME)} nor pkg.mod:function")
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)  # last: ./kernels of a checkout must not hide an installed package
     try:
         module = import_module(module_name)
     except ImportError as error:

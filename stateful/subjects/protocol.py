@@ -48,7 +48,7 @@ class Subject(Protocol):
 
 
 class Engine(Subject, Protocol):
-    """Requests by number; the subject keeps what belongs to each. `kept`: with the batch object of the last such call."""
+    """Requests by number; the subject keeps what belongs to each. `kept`: with the batch object of the last call."""
 
     def extend(self, requests: Sequence[int], seq_lens: Sequence[int], tokens: Sequence[int]) -> Int64: ...
     def decode(self, requests: Sequence[int], kept: bool) -> Int64: ...
