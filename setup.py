@@ -11,9 +11,7 @@ from setuptools.command.build_py import build_py
 class BuildWithoutSelfTests(build_py):
     def find_package_modules(self, package, package_dir):
         modules = super().find_package_modules(package, package_dir)
-        return [
-            found for found in modules if not found[1].startswith("test_self_")
-        ]  # found: package, module, file
+        return [found for found in modules if not found[1].startswith("test_self_")]  # found: package, module, file
 
 
 setup(cmdclass={"build_py": BuildWithoutSelfTests})

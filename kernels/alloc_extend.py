@@ -79,7 +79,7 @@ def alloc_extend_reference(
         fresh: Int64 = (free_pages[entry] << shift) + (position & (page_size - 1))
         return fresh
     out: Int64 = (last_loc + 1 - prefix_lens)[owner] + position
-    on_new_page = (on_old_page == 0)
+    on_new_page = on_old_page == 0
     out[on_new_page] = (free_pages[entry[on_new_page]] << shift) + (position[on_new_page] & (page_size - 1))
     return out
 
