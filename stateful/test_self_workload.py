@@ -355,7 +355,7 @@ def test_a_broken_allocator_is_found(fault: type[Fault], clause: str) -> None:
     result = run_workload(trace, fault, settings)
     assert result.verdict == "broken"
     assert result.failure is not None
-    again = run(config, result.failure.operations, fault)
+    again = run(result.failure.config, result.failure.operations, fault)
     assert again is not None
     assert len(again.operations) == len(result.failure.operations) < 2000
     assert str(again.broken) == str(result.failure.broken)

@@ -147,14 +147,18 @@ def _room_for(tokens: int, settings: WorkloadSettings) -> int:
 
 
 def shortened(failure: Failure, factory: Factory) -> Failure:
-    """The failure without the requests that were gone long before, where something still breaks; with them otherwise.
-    Hours of history are no start for delta debugging, and no file that a person edits."""
-    operations = failure.operations
+    """The failure without the requests that were gone long before, and without rows for them, where something still
+    breaks, best the same clause; with them otherwise. Hours of history are no start for delta debugging, and no file
+    that a person edits."""
+    config, operations, best = failure.config, failure.operations, failure
     for recent in (30, 300, 3_000, 30_000):
         there = {number for operation in operations[-recent:] for number in _members(operation)}
-        if found := run(failure.config, [o for operation in operations if (o := _only(operation, there))], factory):
+        fewer_rows = replace(config, max_requests=max(min(config.max_requests, len(there)), 1))
+        found = run(fewer_rows, [o for operation in operations if (o := _only(operation, there))], factory)
+        if found is not None and found.broken.clause == failure.broken.clause:
             return found
-    return failure
+        best = found if found is not None and best is failure else best
+    return best
 
 
 def _members(operation: Operation) -> tuple[int, ...]:
