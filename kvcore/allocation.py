@@ -87,7 +87,8 @@ def alloc_for_spec_decode(manager: KVCacheManager, batch: Batch, reserve: int) -
     plan = _plan_spec_decode(manager, batch, reserve)
     _require_room(manager, plan)
     # Commit point. Also without a new page: after release_overallocated the reserve may continue a partial one.
-    _take_slots(manager, plan)
+    if (plan.end > plan.start).any():
+        _take_slots(manager, plan)
     _record(manager, plan)
 
 

@@ -28,6 +28,7 @@ from .minimize import minimize
 from .reach import Reach
 from .replay import Failure, MalformedReplay, Replay, on_device, run, to_replay
 from .report import failure_report, versions, write_and_tell
+from .runner import WrongLevel
 from .subjects import UnknownSubject, load, load_subject
 from .subjects.protocol import Factory
 
@@ -127,7 +128,7 @@ def workload(arguments: argparse.Namespace) -> int:
         with _bar() as bar:
             line = bar.add_task("serving", total=len(trace))
             result = run_workload(trace, factory, settings, progress=lambda done: bar.update(line, advance=done))
-    except (DoesNotFit, KVCacheError) as error:
+    except (DoesNotFit, KVCacheError, WrongLevel) as error:
         raise WrongCall(str(error)) from None
     path = _report(result.failure, subject=subject, device=device, seed=seed)
     data = results.document(
@@ -168,7 +169,7 @@ def replay(arguments: argparse.Namespace) -> int:
     try:
         reach = Reach()
         failure = run(on_device(recorded.config, device), recorded.operations, factory, reach=reach)
-    except MalformedReplay as error:
+    except (MalformedReplay, WrongLevel) as error:
         raise WrongCall(f"{arguments.file}: {error}") from None
     if failure is None:
         refused = sum(counter["refused"] for counter in reach.operations.values())

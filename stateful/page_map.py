@@ -18,6 +18,9 @@ from ..snapshots import PoolState, Snapshot
 WIDTH = 24
 """Pages a line: three columns each, and the line fits a terminal of 80."""
 
+MOST = 240
+"""Pages of a map; of a larger pool only those are shown that the operation changed."""
+
 
 def page_map(before: Snapshot, after: Snapshot) -> str:
     """The pools before and after an operation, and the requests that the letters stand for."""
@@ -27,8 +30,11 @@ def page_map(before: Snapshot, after: Snapshot) -> str:
         maps = {"before": _places(before, before.pools[name], letters), "after": _places(after, pool, letters)}
         if len(after.pools) > 1:
             lines.append(f"pool {name}")
-        pages = range(1, pool.num_pages + 1)
-        for start in range(0, pool.num_pages, WIDTH):
+        pages = list(range(1, pool.num_pages + 1))
+        if pool.num_pages > MOST:
+            pages = [page for page in pages if maps["before"][page] != maps["after"][page]][:MOST]
+            lines.append(f"the first {len(pages)} pages that changed, of {pool.num_pages:,}")
+        for start in range(0, len(pages), WIDTH):
             line = pages[start : start + WIDTH]
             lines.append("page   " + "".join(f"{page:>3}" for page in line))
             for title, places in maps.items():

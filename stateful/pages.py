@@ -46,6 +46,8 @@ class PageLedger:
         size = self.page_size
         if len(slots) != end - start:
             raise Broken("KV-5", f"request {held.number} got {len(slots)} slots for positions {start}..{end}")
+        if start == end:
+            return
         first_new = -(-start // size)
         new = slots[first_new * size - start :: size] // size
         for page in new.tolist():
@@ -65,9 +67,9 @@ class PageLedger:
             expected = [pages[position // size] * size + position % size for position in range(start, end)]
             same = slots.tolist() == expected
         else:
-            position = np.arange(start, end)
             of_page = np.array(held.pages[start // size :], dtype=np.int64)
-            expected = of_page[position // size - start // size] * size + position % size
+            whole = (of_page[:, None] * size + np.arange(size)).reshape(-1)
+            expected = whole[start % size : start % size + end - start]
             same = bool((slots == expected).all())
         if not same:
             at = next(i for i, (slot, right) in enumerate(zip(slots, expected, strict=True)) if slot != right)

@@ -75,15 +75,15 @@ PROFILES = {
     profile.name: profile
     for profile in (
         Profile(
-            "quick", soak_steps=30_000, shards=6, examples=40, example_steps=50, pieces=2, floor=200, kernel_cases=40
+            "quick", soak_steps=30_000, shards=12, examples=40, example_steps=50, pieces=2, floor=200, kernel_cases=40
         ),
         Profile(
-            "ci", soak_steps=300_000, shards=20, examples=150, example_steps=60, pieces=6, floor=2_000, kernel_cases=150
+            "ci", soak_steps=300_000, shards=60, examples=150, example_steps=60, pieces=6, floor=2_000, kernel_cases=150
         ),
         Profile(
             "nightly",
             soak_steps=1_800_000,
-            shards=60,
+            shards=240,
             examples=400,
             example_steps=80,
             pieces=20,

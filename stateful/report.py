@@ -24,6 +24,9 @@ from .runner import Runner
 from .subjects import load_subject
 from .verdicts import Broken, Held
 
+SHOWN = 40
+"""Operations that a report prints: a sequence that could not be made smaller has its end shown."""
+
 
 def write_and_tell(failure: Failure, *, subject: str, device: str, seed: int) -> tuple[Path, str]:
     """Minimise, write the replay file into the current folder, and tell. Raises OSError.
@@ -46,13 +49,14 @@ def failure_report(
     failure: Failure, factory: Callable[[Configuration], Any], path: Path, *, subject: str, device: str, seed: int
 ) -> str:
     """Runs the sequence once more to see the state around its last operation."""
-    clause = CONTRACT[failure.broken.clause]
+    clause, earlier = CONTRACT[failure.broken.clause], len(failure.operations) - SHOWN
     lines = [
         f"{clause.id} ({clause.name}) is broken: {failure.broken.message}",
         f"  {clause.sentence}",
         "",
         f"on     {failure.config.to_json()}",
-        *(f"{i:>5}  {operation}" for i, operation in enumerate(failure.operations, start=1)),
+        *([f"       {earlier:,} operations before these are in the file"] if earlier > 0 else []),
+        *(f"{i:>5}  {operation}" for i, operation in enumerate(failure.operations, start=1) if i > earlier),
         "       ^ here" if failure.operations else "       before the first operation",
         "",
         _map(failure, factory),

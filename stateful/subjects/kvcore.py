@@ -105,8 +105,9 @@ class KvcoreEngine:
         return table[self.row_of(request), start:end].cpu().numpy().astype(np.int64)
 
     def lengths(self, request: int) -> tuple[int, int, int]:
-        kv = self._req(request).kv
-        return kv.cache_protected_len, kv.kv_committed_len, kv.kv_allocated_len
+        records, row = self.manager.req_to_token_pool.records, self._req(request)._row
+        protected, committed, allocated = records.table[:3, row].tolist()
+        return protected, committed, allocated
 
     def available(self) -> int:
         return self.manager.allocator.available_size()
