@@ -43,8 +43,8 @@ def token_positions(start: Int64, end: Int64) -> tuple[Int64, Int64]:
     if len(lens) == 1:
         position = np.arange(start[0], end[0])
         return np.zeros(len(position), dtype=np.int64), position
-    owner = np.repeat(np.arange(len(lens)), lens)
-    position = np.arange(len(owner)) + (start - (np.cumsum(lens) - lens))[owner]
+    owner = np.arange(len(lens)).repeat(lens)
+    position = np.arange(len(owner)) + (start - (lens.cumsum() - lens))[owner]
     return owner, position
 
 
@@ -60,17 +60,23 @@ def request_offsets(start: Int64, end: Int64, page_size: int) -> tuple[Int64, In
 
 
 def alloc_extend_reference(
-    prefix_lens: Int64, seq_lens: Int64, last_loc: Int64, free_pages: Int64, page_size: int
+    prefix_lens: Int64,
+    seq_lens: Int64,
+    last_loc: Int64,
+    free_pages: Int64,
+    page_size: int,
+    positions: tuple[Int64, Int64] | None = None,
 ) -> Int64:
     """Slots for positions [prefix, seq) of each request, int64[sum(seq - prefix)].
 
     prefix_lens, seq_lens: int64[bs], tokens. last_loc: int64[bs], the slot of position prefix - 1 (unused where prefix
     is a page multiple). free_pages: the free list from its head; exactly sum(new_pages) entries are read.
+    positions: token_positions(prefix_lens, seq_lens), where the caller has them.
     """
     shift = page_size.bit_length() - 1
     taken = new_pages(prefix_lens, seq_lens, page_size)
-    first = np.cumsum(taken) - taken
-    owner, position = token_positions(prefix_lens, seq_lens)
+    first = taken.cumsum() - taken
+    owner, position = positions or token_positions(prefix_lens, seq_lens)
     # The free-list entry of a token: the request's first one, plus the pages between its first new page and the token.
     first_new_page = (prefix_lens + (page_size - 1)) >> shift
     entry = (position >> shift) + (first - first_new_page)[owner]

@@ -30,9 +30,10 @@ def assign_req_to_token_pool_reference(
     start_offset: Int64,
     end_offset: Int64,
     out_cache_loc: Int64,
+    positions: tuple[Int64, Int64] | None = None,
 ) -> None:
     """req_to_token[row, start:end] = the request's part of out_cache_loc (int64[sum(end - start)], request-major)."""
-    owner, position = token_positions(start_offset, end_offset)
+    owner, position = positions or token_positions(start_offset, end_offset)
     req_to_token[req_pool_indices[owner], position] = out_cache_loc
 
 

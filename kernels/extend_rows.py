@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .alloc_extend import Int64, alloc_extend_reference, owner_of, request_offsets, widest_step_of
+from .alloc_extend import Int64, alloc_extend_reference, owner_of, request_offsets, token_positions, widest_step_of
 from .assign_req_to_token_pool import assign_req_to_token_pool_reference
 from .get_last_loc import get_last_loc_reference, row_stride_of
 from .jit import jit, number_of_warps
@@ -35,9 +35,10 @@ def extend_rows_reference(
     rows, start, end: int64[bs]; start is the row's allocated length, in tokens.
     free_pages: the free list from its head.
     """
+    positions = token_positions(start, end)
     last_loc = get_last_loc_reference(req_to_token, rows, start)
-    out = alloc_extend_reference(start, end, last_loc, free_pages, page_size)
-    assign_req_to_token_pool_reference(rows, req_to_token, start, end, out)
+    out = alloc_extend_reference(start, end, last_loc, free_pages, page_size, positions)
+    assign_req_to_token_pool_reference(rows, req_to_token, start, end, out, positions)
     return out
 
 

@@ -29,9 +29,11 @@ def lengths(name: str, values: Any, count: int | None = None) -> NDArray[np.int6
         raise BadArgument("KV-15", name, f"holds {array.dtype}; it has to hold integers")
     if count is not None and len(array) != count:
         raise BadArgument("KV-15", name, f"has {len(array)} entries for {count} requests")
-    if len(array) and (array.min() < 0 or array.max() > 2**62):
+    array = array.astype(np.int64, copy=False)
+    # Read without a sign, a negative number lies past every other one: one comparison for both ends.
+    if (array.view(np.uint64) > 2**62).any():
         raise BadArgument("KV-15", name, f"has an entry out of range: {array.tolist()}")
-    return array.astype(np.int64, copy=False)
+    return array
 
 
 def integer(name: str, value: Any, low: int, high: int | None = None) -> int:

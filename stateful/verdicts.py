@@ -7,13 +7,12 @@ outcome = Done(value) | Refused("shortage" | "bad_call", error) | Crashed(error)
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ContractError
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(NamedTuple):
     """A request that a call lengthens over [start, end) and whose committed length becomes `committed`. Tokens."""
 
     request: int
@@ -22,8 +21,7 @@ class Growth:
     committed: int
 
 
-@dataclass(frozen=True, slots=True)
-class Legal:
+class Legal(NamedTuple):
     """The call has to succeed. `pages` is its exact demand, `returns` the number of slots it returns (None: nothing);
     `trimmed` are the requests whose tail it takes back."""
 

@@ -177,7 +177,7 @@ class a_stale_row_entry(KvcoreEngine):
     def extend(self, *call: Any) -> Any:
         size = self.manager.page_size
 
-        def one_short(rows: Any, table: Any, start: Any, end: Any, out: Any) -> None:
+        def one_short(rows: Any, table: Any, start: Any, end: Any, out: Any, positions: Any) -> None:
             stale = table[rows, np.maximum(end, 1) - 1].copy()
             _assign(rows, table, start, end, out)
             skipped = (end > start) & (end % size != 0)
