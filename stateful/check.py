@@ -148,7 +148,7 @@ def tasks_of(
     seed: int,
     kernels: dict[str, str] | None = None,
 ) -> Iterator[Task]:
-    """The soak first: it finds most faults within a second."""
+    """The kernels alone and then the soak: they find most faults within seconds. The machines last."""
     first = seed * 1_000_003
 
     def task(driver: str, target: str, piece: int, steps: int, fn: str | None = None) -> Task:
@@ -157,10 +157,10 @@ def tasks_of(
     if kernels:
         yield from (task("kernel", op, 0, profile.kernel_cases, fn) for op, fn in kernels.items())
         return
-    for piece in range(profile.shards):
-        yield from (task("soak", level, piece, profile.soak_steps // profile.shards) for level in levels)
     if device != "cpu" and checks_kernels(subject):
         yield from (task("kernel", op, 0, profile.kernel_cases) for op in OPERATIONS)
+    for piece in range(profile.shards):
+        yield from (task("soak", level, piece, profile.soak_steps // profile.shards) for level in levels)
     for piece in range(profile.pieces):
         yield from (task("machine", level, piece, profile.examples * profile.example_steps) for level in levels)
 
