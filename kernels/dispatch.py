@@ -27,6 +27,7 @@ from .gather_pages import gather_pages, gather_pages_reference
 from .get_last_loc import get_last_loc, get_last_loc_reference
 from .jit import LaneError, triton_is_interpreting
 from .upload import upload
+from .write_pages import write_pages, write_pages_reference
 
 Int64 = NDArray[np.int64]
 Tensor = torch.Tensor
@@ -69,6 +70,10 @@ class Kernels(Protocol):
     ) -> Tensor: ...
 
     def gather_pages(self, req_to_token: Tensor, rows: Int64, start: Int64, end: Int64, page_size: int) -> Tensor: ...
+
+    def write_pages(
+        self, req_to_token: Tensor, rows: Int64, start: Int64, end: Int64, pages: Tensor, page_size: int
+    ) -> None: ...
 
     def get_last_loc(self, req_to_token: Tensor, rows: Int64, lens: Int64) -> Tensor: ...
 
@@ -121,6 +126,11 @@ class CpuKernels:
 
     def gather_pages(self, req_to_token: Tensor, rows: Int64, start: Int64, end: Int64, page_size: int) -> Tensor:
         return torch.from_numpy(gather_pages_reference(req_to_token.numpy(), rows, start, end, page_size))
+
+    def write_pages(
+        self, req_to_token: Tensor, rows: Int64, start: Int64, end: Int64, pages: Tensor, page_size: int
+    ) -> None:
+        write_pages_reference(req_to_token.numpy(), rows, start, end, pages.numpy(), page_size)
 
     def get_last_loc(self, req_to_token: Tensor, rows: Int64, lens: Int64) -> Tensor:
         return torch.from_numpy(get_last_loc_reference(req_to_token.numpy(), rows, lens))
@@ -193,6 +203,11 @@ class TritonKernels:
 
     def gather_pages(self, req_to_token: Tensor, rows: Int64, start: Int64, end: Int64, page_size: int) -> Tensor:
         return gather_pages(req_to_token, rows, start, end, page_size, self.tiles.tokens)
+
+    def write_pages(
+        self, req_to_token: Tensor, rows: Int64, start: Int64, end: Int64, pages: Tensor, page_size: int
+    ) -> None:
+        write_pages(req_to_token, rows, start, end, pages, page_size, self.tiles.tokens)
 
     def get_last_loc(self, req_to_token: Tensor, rows: Int64, lens: Int64) -> Tensor:
         rows_there, lens_there = self._send(rows, lens)
