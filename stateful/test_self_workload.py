@@ -1,26 +1,21 @@
-"""The workload on generated traces: it serves them to the last token, reads nothing wrong, and finds what is broken."""
+"""The workload on generated traces: it reads nothing wrong, and serves them to the last token."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
-from ..errors import KVCacheOutOfMemory
 from .configuration import Configuration
 from .reach import Reach
-from .replay import run
 from .runner import Runner
-from .scheduler import Scheduler
 from .soak import propose
 from .subjects.kvcore import KvcoreEngine
 from .touched import TouchedChecker
 from .trace import MalformedTrace, Trace, TraceRequest, azure_text, generate_trace, mooncake_text, read_trace
-from .verdicts import Broken
-from .workload import SPECULATION, DoesNotFit, WorkloadSettings, configuration_for, run_workload
+from .workload import SPECULATION, DoesNotFit, WorkloadSettings, run_workload
 
 FORMATS: dict[str, Callable[[Trace], str]] = {"jsonl": mooncake_text, "csv": azure_text}
 
@@ -182,185 +177,3 @@ def test_the_checker_takes_what_the_soak_proposes(monkeypatch: pytest.MonkeyPatc
     runner.finish()
     assert reach.operations["bad_call"]["refused"] > 30
     assert reach.states["short of rows"]
-
-
-# Finding what is broken. Each fault shows once, well into the workload, and may be named by one clause only.
-
-
-class Fault(KvcoreEngine):
-    """kvcore's allocator, sound up to the 40th call of the method that a fault overrides."""
-
-    def __init__(self, config: Configuration) -> None:
-        super().__init__(config)
-        self.calls = 0
-        self.table = self.manager.req_to_token_pool.req_to_token.numpy()
-        self.free_list = self.manager.allocator.free_list
-
-    def now(self) -> bool:
-        self.calls += 1
-        return self.calls == 40
-
-
-class LeavesARowUnwritten(Fault):
-    def extend(self, requests: Any, seq_lens: Any, tokens: Any) -> Any:
-        number, before = requests[-1], self.lengths(requests[-1])[2]
-        slots = super().extend(requests, seq_lens, tokens)
-        if self.now():
-            self.table[self.row_of(number), before : seq_lens[-1]] = 0
-        return slots
-
-
-class ReservesWithoutARowWrite(Fault):
-    def spec_reserve(self, requests: Any, reserve: int, kept: bool) -> None:
-        before = [self.lengths(number)[2] for number in requests]
-        super().spec_reserve(requests, reserve, kept)
-        if self.calls > 39 or self.now():
-            for number, end in zip(requests, before, strict=True):
-                self.table[self.row_of(number), end : self.lengths(number)[2]] = 0
-
-
-class HandsOutAHeldPage(Fault):
-    def extend(self, requests: Any, seq_lens: Any, tokens: Any) -> Any:
-        rows = self.manager.req_to_token_pool.reqs
-        if rows and self.free_list.count:
-            self.free_list.ids[self.free_list.head] = int(self.table[max(rows), 0]) // self.manager.page_size
-        return super().extend(requests, seq_lens, tokens)
-
-
-class ReturnsOtherSlots(Fault):
-    def extend(self, requests: Any, seq_lens: Any, tokens: Any) -> Any:
-        slots = super().extend(requests, seq_lens, tokens)
-        return slots[::-1].copy() if self.now() else slots
-
-
-class TakesAPageTooMany(Fault):
-    def extend(self, requests: Any, seq_lens: Any, tokens: Any) -> Any:
-        slots = super().extend(requests, seq_lens, tokens)
-        if self.now():
-            self.free_list.advance(1)
-        return slots
-
-
-class ForgetsTheRecord(Fault):
-    def commit(self, requests: Any, accepted: Any, kept: bool) -> None:
-        super().commit(requests, [0, *accepted[1:]] if self.now() else accepted, kept)
-
-
-class FreesAPageTwice(Fault):
-    def release(self, requests: Any, checkpoint: bool) -> None:
-        super().release(requests, checkpoint)
-        if self.now():
-            self.free_list.push(self.free_list.live[:1].clone())
-
-
-class LosesAPage(Fault):
-    def release(self, requests: Any, checkpoint: bool) -> None:
-        super().release(requests, checkpoint)
-        if self.now():
-            self.free_list.advance(1)
-
-
-class ListsAPageTwiceAndLosesAnother(Fault):
-    """The sum is right. The page goes to the bottom of the stack, where no allocation comes by."""
-
-    def release(self, requests: Any, checkpoint: bool) -> None:
-        super().release(requests, checkpoint)
-        if self.now():
-            self.free_list.ids[-1] = self.free_list.ids[-2]
-
-
-class KeepsARetractedRow(Fault):
-    def retract(self, requests: Any) -> None:
-        req, row = self._req(requests[0]), self.row_of(requests[0])
-        super().retract(requests)
-        pool = self.manager.req_to_token_pool
-        req._pool, req._row, pool.reqs[row] = pool, row, req
-        pool.free_rows.remove(row)
-
-
-class WritesIntoAnothersRow(Fault):
-    def commit(self, requests: Any, accepted: Any, kept: bool) -> None:
-        super().commit(requests, accepted, kept)
-        if self.now():
-            self.table[self.row_of(requests[0]), 1] += 1
-
-
-class WritesPastARow(Fault):
-    def commit(self, requests: Any, accepted: Any, kept: bool) -> None:
-        super().commit(requests, accepted, kept)
-        if self.now():
-            self.table[self.row_of(requests[0]), -1] = 7
-
-
-class ChangesTheRecordOfAFreeRow(Fault):
-    def commit(self, requests: Any, accepted: Any, kept: bool) -> None:
-        super().commit(requests, accepted, kept)
-        if self.now():
-            pool = self.manager.req_to_token_pool
-            pool.records._table[2, pool.free_rows[0]] = 1
-
-
-class WritesTheRowsOfARefusedCall(Fault):
-    def spec_reserve(self, requests: Any, reserve: int, kept: bool) -> None:
-        try:
-            super().spec_reserve(requests, reserve, kept)
-        except KVCacheOutOfMemory:
-            self.table[self.row_of(requests[0]), self.lengths(requests[0])[2]] = 0
-            raise
-
-
-class RefusesWhereThereIsRoom(Fault):
-    def spec_reserve(self, requests: Any, reserve: int, kept: bool) -> None:
-        if self.now():
-            raise KVCacheOutOfMemory("full", 1, 0)
-        super().spec_reserve(requests, reserve, kept)
-
-
-class EndsInAnIndexError(Fault):
-    def commit(self, requests: Any, accepted: Any, kept: bool) -> None:
-        if self.now():
-            raise IndexError("from the depths")
-        super().commit(requests, accepted, kept)
-
-
-@pytest.mark.parametrize(
-    ("fault", "clause"),
-    [
-        (LeavesARowUnwritten, "KV-3"),
-        (ReservesWithoutARowWrite, "KV-2"),
-        (HandsOutAHeldPage, "KV-1"),
-        (ReturnsOtherSlots, "KV-3"),
-        (TakesAPageTooMany, "KV-5"),
-        (ForgetsTheRecord, "KV-4"),
-        (FreesAPageTwice, "KV-8"),
-        (LosesAPage, "KV-8"),
-        (ListsAPageTwiceAndLosesAnother, "KV-1"),
-        (KeepsARetractedRow, "KV-4"),
-        (WritesIntoAnothersRow, "KV-3"),
-        (WritesPastARow, "KV-13"),
-        (ChangesTheRecordOfAFreeRow, "KV-4"),
-        (WritesTheRowsOfARefusedCall, "KV-7"),
-        (RefusesWhereThereIsRoom, "KV-6"),
-        (EndsInAnIndexError, "KV-5"),
-    ],
-)
-def test_a_broken_allocator_is_found(fault: type[Fault], clause: str) -> None:
-    trace = generate_trace(80, seed=3)
-    settings = WorkloadSettings(page_size=16, max_running=6, chunk=256)
-    config = configuration_for(trace, settings)
-    with pytest.raises(Broken) as found:
-        serve_to_the_end(trace, Runner(config, fault, checker=TouchedChecker))
-    assert found.value.clause == clause, found.value
-    # The failure that is handed on breaks where a check of everything after each operation says that it does.
-    result = run_workload(trace, fault, settings)
-    assert result.verdict == "broken"
-    assert result.failure is not None
-    again = run(result.failure.config, result.failure.operations, fault)
-    assert again is not None
-    assert len(again.operations) == len(result.failure.operations) < 2000
-    assert str(again.broken) == str(result.failure.broken)
-
-
-def serve_to_the_end(trace: Trace, runner: Runner) -> None:
-    Scheduler(trace, runner, chunk=256, seed=0).serve()
-    runner.finish()
