@@ -40,6 +40,7 @@ OPERATIONS = (
     "gather_pages",
     "extend_rows",
     "decode_rows",
+    "write_pages",
 )
 """The operations that have a kernel; `jit.launches` counts by these names."""
 

@@ -30,10 +30,16 @@ _HOME = {
     "alloc_for_spec_decode": "allocation",
     "commit": "allocation",
     "assign_req_to_token_pool_func": "allocation",
+    "alloc_for_decode_prealloc": "preallocation",
+    "fill_hole": "preallocation",
+    "peek_prefix": "caching",
+    "checkpoint_kv_cache": "caching",
+    "evict_from_tree_cache": "caching",
     "release_overallocated": "release",
     "release_kv_cache": "release",
     "retract": "release",
     "PagedAllocator": "allocators.paged",
+    "RadixCache": "prefix_cache.radix",
     "Snapshot": "snapshots",
     "snapshot": "snapshots",
     "Violation": "auditing",
@@ -60,6 +66,9 @@ if TYPE_CHECKING:  # "as": a re-export, for type checkers
     from .allocators.paged import PagedAllocator as PagedAllocator
     from .auditing import Violation as Violation
     from .auditing import audit as audit
+    from .caching import checkpoint_kv_cache as checkpoint_kv_cache
+    from .caching import evict_from_tree_cache as evict_from_tree_cache
+    from .caching import peek_prefix as peek_prefix
     from .config import KVCacheConfig as KVCacheConfig
     from .errors import BadArgument as BadArgument
     from .errors import ContractError as ContractError
@@ -72,6 +81,9 @@ if TYPE_CHECKING:  # "as": a re-export, for type checkers
     from .kernels.jit import LaneError as LaneError
     from .manager import Batch as Batch
     from .manager import KVCacheManager as KVCacheManager
+    from .preallocation import alloc_for_decode_prealloc as alloc_for_decode_prealloc
+    from .preallocation import fill_hole as fill_hole
+    from .prefix_cache.radix import RadixCache as RadixCache
     from .records import Req as Req
     from .records import ReqKvInfo as ReqKvInfo
     from .release import release_kv_cache as release_kv_cache

@@ -3,9 +3,10 @@
     out_cache_loc, batch = alloc_for_extend(manager, reqs, [len(r.token_ids) for r in reqs])
     out_cache_loc = alloc_for_decode(manager, batch)
 
-Every path has one shape: validate the whole batch, count its exact demand on the host, compare with what is free,
-and refuse there or never. Behind the commit point nothing can fail: bind rows, take pages, write the rows, move
-the record. So allocation and bookkeeping cannot part, and a refused call leaves no trace (KV-7).
+Every path has one shape: validate the whole batch, count its exact demand on the host, compare with what is free
+and reclaimable, and refuse there or never. Behind the commit point nothing can fail: bind rows and lock what they
+hit, evict what is short, take pages, write the rows, move the record. So allocation and bookkeeping cannot part, and a
+refused call leaves no trace (KV-7).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from .kernels.alloc_decode import starts_a_page
 from .kernels.alloc_extend import new_pages
 from .kernels.dispatch import kernels_for
 from .manager import Batch, KVCacheManager, rows_of
+from .prefix_cache.keys import Key
+from .prefix_cache.radix import Hit
 from .records import Req
 
 Int64 = NDArray[np.int64]
@@ -30,7 +33,10 @@ Int64 = NDArray[np.int64]
 
 @dataclass
 class Plan:
-    """What a validated call will do to each row: lengthen [start, end), then record `committed` and `end`. Tokens."""
+    """What a validated call will do to each row: lengthen [start, end), then record `committed` and `end`. Tokens.
+
+    keys, hits: of each new row, where there is a prefix cache: what it is looked up by, and what that finds.
+    """
 
     rows: Int64
     start: Int64
@@ -38,6 +44,8 @@ class Plan:
     committed: Int64
     pages: int
     new_rows: int = 0
+    keys: tuple[Key, ...] = ()
+    hits: tuple[Hit, ...] = ()
 
 
 def alloc_for_extend(
@@ -45,19 +53,20 @@ def alloc_for_extend(
 ) -> tuple[torch.Tensor, Batch]:
     """Lengthen requests to `seq_lens` tokens: a first prefill, a later chunk, a resume; committed = allocated = seq.
 
-    A request without a row gets one (seq_len >= 1); one with a row continues at its allocated length, mid-page too,
-    and seq_len may equal it. Returns the new slots (int64[sum], request-major, the caller's) and the Batch.
+    A request without a row gets one (seq_len >= 1) and begins behind what the prefix cache holds of its tokens
+    [0, seq_len - 1); one with a row continues at its allocated length, mid-page too, and seq_len may equal it.
+    Returns the new slots (int64[sum], request-major, the caller's) and the Batch.
     Raises BadArgument, StaleRow, RowOverflow (seq_len > context_len), KVCacheOutOfMemory.
     """
     members = arguments.requests("reqs", reqs, Req)
     plan = _plan_extend(manager, members, arguments.lengths("seq_lens", seq_lens, len(members)))
-    _require_room(manager, plan)
+    require_room(manager, plan)
     # Commit point.
     unbound = [req for req in members if not req._row]
     if unbound:
-        plan.rows[plan.rows == 0] = manager.req_to_token_pool.bind(unbound)
-    out_cache_loc = _take_slots(manager, plan)
-    _record(manager, plan)
+        bind_rows(manager, plan, unbound)
+    out_cache_loc = take_slots(manager, plan)
+    move_record(manager, plan)
     return out_cache_loc, Batch.of_rows(manager, members, plan.rows)
 
 
@@ -67,13 +76,13 @@ def alloc_for_decode(manager: KVCacheManager, batch: Batch) -> torch.Tensor:
     Needs committed == allocated. Raises BadArgument, StaleRow, RowOverflow, KVCacheOutOfMemory.
     """
     plan = _plan_decode(manager, batch)
-    _require_room(manager, plan)
+    require_room(manager, plan)
     # Commit point.
-    head = manager.allocator.take(plan.pages)
+    head = manager.take_pages(plan.pages)
     table, ids = manager.req_to_token_pool.req_to_token, manager.allocator.free_list.ids
     page_size, mirror = manager.page_size, batch.mirror
     out_cache_loc = manager.kernels.decode_rows(table, plan.rows, plan.start, ids, head, page_size, mirror)
-    _record(manager, plan)
+    move_record(manager, plan)
     return out_cache_loc
 
 
@@ -85,11 +94,11 @@ def alloc_for_spec_decode(manager: KVCacheManager, batch: Batch, reserve: int) -
     Raises BadArgument, StaleRow, KVCacheOutOfMemory.
     """
     plan = _plan_spec_decode(manager, batch, reserve)
-    _require_room(manager, plan)
+    require_room(manager, plan)
     # Commit point. Also without a new page: after release_overallocated the reserve may continue a partial one.
     if (plan.end > plan.start).any():
-        _take_slots(manager, plan)
-    _record(manager, plan)
+        take_slots(manager, plan)
+    move_record(manager, plan)
 
 
 def commit(manager: KVCacheManager, batch: Batch, accepted: Sequence[int]) -> None:
@@ -151,6 +160,7 @@ def _plan_extend(manager: KVCacheManager, members: list[Req], seq_lens: Int64) -
     rows = rows_of(manager, members)
     start = records.allocated[rows]
     unbound = rows == 0
+    _check_hole(manager, "reqs", rows)
     if (records.committed[rows] != start).any():
         raise BadArgument("KV-15", "reqs", "holds a request with an over-allocated tail: release_overallocated first")
     if (seq_lens < start + unbound).any():
@@ -161,12 +171,26 @@ def _plan_extend(manager: KVCacheManager, members: list[Req], seq_lens: Int64) -
     if (seq_lens > tokens).any():
         raise BadArgument("KV-15", "seq_lens", f"{seq_lens.tolist()} are more than the requests' tokens, {tokens}")
     _check_context(manager, "seq_lens", seq_lens)
+    new = np.flatnonzero(unbound)
+    keys, hits = look_up(manager, [members[i] for i in new], seq_lens[new] - 1)
+    if hits:
+        start[new] = [hit.pages * manager.page_size for hit in hits]
     pages = int(new_pages(start, seq_lens, manager.page_size).sum())
-    return Plan(rows, start, seq_lens, seq_lens, pages, int(np.count_nonzero(unbound)))
+    return Plan(rows, start, seq_lens, seq_lens, pages, len(new), keys, hits)
+
+
+def look_up(manager: KVCacheManager, reqs: Sequence[Req], lens: Int64) -> tuple[tuple[Key, ...], tuple[Hit, ...]]:
+    """The keys of the first `lens` tokens of requests without a row, and what each finds. No effect."""
+    cache = manager.tree_cache
+    if cache is None:
+        return (), ()
+    keys = tuple(cache.key(req.token_ids, length) for req, length in zip(reqs, lens.tolist(), strict=True))
+    return keys, tuple(cache.peek(key, req.extra_key) for key, req in zip(keys, reqs, strict=True))
 
 
 def _plan_decode(manager: KVCacheManager, batch: Batch) -> Plan:
     _check_batch(manager, batch)
+    _check_hole(manager, "batch", batch.rows)
     records = manager.req_to_token_pool.records
     start = records.allocated[batch.rows]
     if (records.committed[batch.rows] != start).any():
@@ -179,6 +203,7 @@ def _plan_decode(manager: KVCacheManager, batch: Batch) -> Plan:
 
 def _plan_spec_decode(manager: KVCacheManager, batch: Batch, reserve: int) -> Plan:
     _check_batch(manager, batch)
+    _check_hole(manager, "batch", batch.rows)
     speculation, page_size = manager.config.speculation, manager.page_size
     if speculation is None:
         raise BadArgument("KV-15", "reserve", "the configuration has no speculation")
@@ -202,6 +227,11 @@ def _check_batch(manager: KVCacheManager, batch: Batch) -> None:
         raise StaleRow("KV-15", "batch", "holds a row that was released or bound anew since the batch was made")
 
 
+def _check_hole(manager: KVCacheManager, name: str, rows: Int64) -> None:
+    if manager.req_to_token_pool.records.hole_hi[rows].any():
+        raise BadArgument("KV-15", name, "holds a request with an open hole: fill_hole first")
+
+
 def _check_context(manager: KVCacheManager, name: str, lens: Int64) -> None:
     if (lens > manager.config.context_len).any():
         raise RowOverflow(
@@ -209,20 +239,40 @@ def _check_context(manager: KVCacheManager, name: str, lens: Int64) -> None:
         )
 
 
-def _require_room(manager: KVCacheManager, plan: Plan) -> None:
+def require_room(manager: KVCacheManager, plan: Plan) -> None:
     """Refuse here or never (KV-6). Rows are the first pool."""
     free_rows = len(manager.req_to_token_pool.free_rows)
     if plan.new_rows > free_rows:
         raise KVCacheOutOfMemory("rows", plan.new_rows, free_rows)
-    manager.allocator.require(plan.pages)
+    cache = manager.tree_cache
+    reclaimable = 0 if cache is None else cache.evictable_pages - cache.pinned(plan.hits)
+    manager.allocator.require(plan.pages, reclaimable)
 
 
-def _take_slots(manager: KVCacheManager, plan: Plan) -> torch.Tensor:
+def bind_rows(manager: KVCacheManager, plan: Plan, unbound: list[Req]) -> None:
+    """Rows for the requests that have none, filled with what the prefix cache holds of them."""
+    rows = manager.req_to_token_pool.bind(unbound)
+    plan.rows[plan.rows == 0] = rows
+    cache = manager.tree_cache
+    if cache is None:
+        return
+    shared = np.array([hit.pages * manager.page_size for hit in plan.hits], dtype=np.int64)
+    if not shared.any():
+        return
+    # Looked up once more: a claim splits nodes that the next member's hit may lie in.
+    claims = zip(rows.tolist(), plan.keys, unbound, strict=True)
+    parts = [part for row, key, req in claims for part in cache.claim(row, key, req.extra_key)]
+    table = manager.req_to_token_pool.req_to_token
+    manager.kernels.write_pages(table, rows, np.zeros_like(shared), shared, torch.cat(parts), manager.page_size)
+    manager.req_to_token_pool.records._protect(rows, shared)
+
+
+def take_slots(manager: KVCacheManager, plan: Plan) -> torch.Tensor:
     """Pages for [start, end) of each row, written into the rows. Returns the new slots, request-major."""
-    head = manager.allocator.take(plan.pages)
+    head = manager.take_pages(plan.pages)
     table, ids = manager.req_to_token_pool.req_to_token, manager.allocator.free_list.ids
     return manager.kernels.extend_rows(table, plan.rows, plan.start, plan.end, ids, head, manager.page_size)
 
 
-def _record(manager: KVCacheManager, plan: Plan) -> None:
+def move_record(manager: KVCacheManager, plan: Plan) -> None:
     manager.req_to_token_pool.records._move(plan.rows, plan.committed, plan.end)

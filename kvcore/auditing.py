@@ -31,7 +31,7 @@ class Violation:
 
 
 def audit(state: Snapshot) -> list[Violation]:
-    """All violations of KV-1 to KV-4 that the state itself shows, records first; empty for a sound state."""
+    """All violations of KV-1 to KV-4 and KV-9 that the state itself shows, records first; empty for a sound state."""
     found = _records(state)
     if found:
         return found  # Rows cannot be read by a record that is wrong.
@@ -41,8 +41,10 @@ def audit(state: Snapshot) -> list[Violation]:
     owner = np.repeat(rows, lens)
     ends = np.cumsum(lens)
     position = np.arange(len(owner)) - np.repeat(ends - lens, lens)
+    present = (position < state.records[5, owner]) | (position >= state.records[6, owner])  # not in an open hole
+    owner, position = owner[present], position[present]
     slots = state.slots[owner, position].astype(np.int64)
-    return _layout(state, owner, position, slots) + _owners(state, owner, position, slots)
+    return _layout(state, owner, position, slots) + _owners(state, owner, position, slots) + _cache(state)
 
 
 def _records(state: Snapshot) -> list[Violation]:
@@ -57,6 +59,9 @@ def _records(state: Snapshot) -> list[Violation]:
     protected, committed, allocated = state.records[:3]
     ordered = (protected >= 0) & (protected <= committed) & (committed <= allocated) & (allocated <= width)
     sound = ordered & (protected % state.page_size == 0) & (committed <= state.context_len)
+    low, high = state.records[5:7]
+    sound &= (low % state.page_size == 0) & (high % state.page_size == 0) & (high <= allocated)
+    sound &= ((low == 0) & (high == 0)) | ((low == protected) & (low < high))
     empty = (state.records[:-1] == 0).all(axis=0)
     for row in np.flatnonzero(~sound).tolist():
         found.append(Violation("KV-4", f"row {row} has the record {state.record(row)}, row width {width}", rows=(row,)))
@@ -86,14 +91,14 @@ def _layout(state: Snapshot, owner: Int64, position: Int64, slots: Int64) -> lis
 
 
 def _owners(state: Snapshot, owner: Int64, position: Int64, slots: Int64) -> list[Violation]:
-    """Each page 1..N of each pool in exactly one place."""
+    """Each page 1..N of each pool in exactly one place: free, cached, or private to a row."""
     (pool,) = state.pools.values()
     private = (position >= state.records[0, owner]) & (position & (state.page_size - 1) == 0)
-    held = slots[private] // state.page_size
-    listed = np.concatenate((pool.free, pool.staged, pool.queued, held))
+    held, cached = slots[private] // state.page_size, np.flatnonzero(state.cache[0])
+    listed = np.concatenate((pool.free, pool.staged, pool.queued, cached, held))
     if len(listed) and (listed.min() < 1 or listed.max() > pool.num_pages):
         bad = tuple(sorted({int(page) for page in listed if not 1 <= page <= pool.num_pages}))
-        where = "is free or in a row" if 0 in bad else f"lies outside 1..{pool.num_pages}"
+        where = "is free, cached or in a row" if 0 in bad else f"lies outside 1..{pool.num_pages}"
         return [Violation("KV-2" if 0 in bad else "KV-1", f"page {bad[0]} {where}", pages=bad)]
     counts = np.bincount(listed, minlength=pool.num_pages + 1)[1:]
     if (counts == 1).all():
@@ -103,7 +108,7 @@ def _owners(state: Snapshot, owner: Int64, position: Int64, slots: Int64) -> lis
     holders = {page: _places(state, page, held, owner[private]) for page in twice[:4]}
     message = "; ".join(
         [f"page {page} is in {len(places)} places: {', '.join(places)}" for page, places in holders.items()]
-        + ([f"pages {list(lost[:8])} are lost: neither free nor in a row"] if lost else [])
+        + ([f"pages {list(lost[:8])} are lost: neither free, nor cached, nor in a row"] if lost else [])
     )
     rows = tuple(sorted({int(row) for row, page in zip(owner[private], held, strict=True) if page in twice}))
     return [Violation("KV-1", message, pages=twice + lost, rows=rows, only_lost=not twice)]
@@ -112,4 +117,31 @@ def _owners(state: Snapshot, owner: Int64, position: Int64, slots: Int64) -> lis
 def _places(state: Snapshot, page: int, held: Int64, rows: Int64) -> list[str]:
     (pool,) = state.pools.values()
     places = ["the free list"] * int(np.count_nonzero(pool.free == page))
+    places += ["the prefix cache"] * (page < state.cache.shape[1] and state.cache[0, page] > 0)
     return places + [f"row {int(row)} ({state.bound[int(row)]})" for row in rows[held == page]]
+
+
+def _cache(state: Snapshot) -> list[Violation]:
+    """What rows have protected is cached, at its place, and locked by as many rows as hold it (KV-9)."""
+    end, parent, _, locks = state.cache[:4]
+    size, found = state.page_size, []
+    holders = np.zeros_like(locks)
+    for row, rid in state.bound.items():
+        pages = state.slots[row, : state.records[0, row] : size].astype(np.int64) // size
+        expected = np.arange(1, len(pages) + 1) * size
+        if len(pages) and (pages.max() >= len(end) or (end[pages] != expected).any()):
+            found.append(
+                Violation("KV-9", f"row {row} ({rid}) protects pages that are not cached at their place", rows=(row,))
+            )
+            continue
+        if (parent[pages[1:]] != pages[:-1]).any():
+            found.append(Violation("KV-9", f"row {row} ({rid}) protects pages of several prefixes", rows=(row,)))
+        holders[pages] += 1
+    wrong = np.flatnonzero(holders != locks)
+    if len(wrong) and not found:
+        page = int(wrong[0])
+        message = f"cached page {page} has {locks[page]} locks, {holders[page]} rows hold it"
+        found.append(Violation("KV-9", message, pages=tuple(wrong.tolist())))
+    for page in np.flatnonzero((end > 0) & (end != np.where(parent > 0, end[parent], 0) + size)).tolist():
+        found.append(Violation("KV-9", f"cached page {page} does not follow on the page before it", pages=(page,)))
+    return found

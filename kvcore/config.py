@@ -11,6 +11,7 @@ from typing import Any
 
 from .errors import BadArgument
 from .kernels.devices import is_device, tensor_device
+from .prefix_cache.eviction import POLICIES
 from .sizing import Speculation
 
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -28,7 +29,9 @@ class KVCacheConfig:
     speculation: the draft sizes, or None when there is no speculative decoding.
     checked: also check what only the values of slot tensors tell (double frees, foreign slots).
         None means: on for the CPU, off elsewhere.
-    prefix_cache, eviction, need_sort, window, hisparse: their place is kept; any value but the default is refused.
+    prefix_cache: "none", or "radix" to share what requests have in common.
+    eviction: which cached pages go first: "lru" (least recently hit or inserted), "lfu" (least often hit), "fifo".
+    need_sort, window, hisparse: their place is kept; any value but the default is refused.
     """
 
     page_size: int
@@ -59,13 +62,10 @@ class KVCacheConfig:
             self._refuse("speculation", "a Speculation or None")
         if self.checked not in (None, True, False):
             self._refuse("checked", "True, False or None")
-        for name, default in (
-            ("prefix_cache", "none"),
-            ("eviction", "lru"),
-            ("need_sort", False),
-            ("window", None),
-            ("hisparse", None),
-        ):
+        for name, known in (("prefix_cache", ("none", "radix")), ("eviction", tuple(POLICIES))):
+            if getattr(self, name) not in known:
+                self._refuse(name, f"one of {', '.join(map(repr, known))}")
+        for name, default in (("need_sort", False), ("window", None), ("hisparse", None)):
             if getattr(self, name) != default:
                 self._refuse(name, f"{default!r}: this version of kvcore brings nothing else")
 
@@ -76,6 +76,11 @@ class KVCacheConfig:
     def tensor_device(self) -> str:
         """Where the tensors live: "cpu" for the interpreter, too."""
         return tensor_device(self.device)
+
+    @property
+    def has_bigram_keys(self) -> bool:
+        """Whether the prefix cache keys by pairs of tokens: EAGLE's draft KV depends on the next token, too."""
+        return self.speculation is not None and self.speculation.algorithm == "eagle"
 
     @property
     def is_checked(self) -> bool:

@@ -18,12 +18,16 @@ from .errors import BadArgument, StaleRow
 from .kernels.decode_rows import Mirror
 from .kernels.dispatch import kernels_for
 from .kernels.upload import upload
+from .prefix_cache.radix import RadixCache
 from .records import Req
 from .req_to_token import ReqToTokenPool
 
 
 class KVCacheManager:
-    """Owns `req_to_token_pool` (rows, records) and `allocator` (pages). One thread and one stream use it."""
+    """Owns `req_to_token_pool` (rows, records), `allocator` (pages) and `tree_cache` (the prefix cache, or None).
+
+    One thread and one stream use it.
+    """
 
     def __init__(self, config: KVCacheConfig) -> None:
         if not isinstance(config, KVCacheConfig):
@@ -34,7 +38,21 @@ class KVCacheManager:
         width = sizing.row_width(config.context_len, config.page_size, config.speculation)
         self.req_to_token_pool = ReqToTokenPool(config.max_requests, width, config.tensor_device)
         self.allocator = PagedAllocator(config.num_pages, config.page_size, config.device, config.is_checked)
-        self.tree_cache = None  # the prefix cache's place
+        self.tree_cache: RadixCache | None = None
+        if config.prefix_cache == "radix":
+            self.tree_cache = RadixCache(
+                config.page_size, config.max_requests, config.eviction, config.has_bigram_keys, config.tensor_device
+            )
+
+    def take_pages(self, count: int) -> int:
+        """Commit to `count` pages, evicting exactly what is short; returns the head at which their ids begin.
+
+        Only behind a commit point: the caller has compared `count` with what is free and reclaimable.
+        """
+        short = count - self.allocator.free_list.count
+        if short > 0 and self.tree_cache is not None:
+            self.allocator.give_back(self.tree_cache.evict(short))
+        return self.allocator.take(count)
 
 
 class Batch:

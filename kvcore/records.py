@@ -10,7 +10,7 @@ The record belongs to the pool and not to the request: only the paths that move 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +46,15 @@ class Records:
         self._table[1, rows] = committed
         self._table[2, rows] = allocated
 
+    def _protect(self, rows: NDArray[np.int64], protected: Any) -> None:
+        """[0, protected) of each row belongs to the prefix cache from now on."""
+        self._table[0, rows] = protected
+
+    def _open_hole(self, rows: NDArray[np.int64], low: Any, high: Any) -> None:
+        """[low, high) of each row has no slots yet; (0, 0) closes it."""
+        self._table[5, rows] = low
+        self._table[6, rows] = high
+
     def _clear(self, rows: NDArray[np.int64]) -> None:
         self._table[:-1, rows] = 0
         self._table[-1, rows] += 1
@@ -54,14 +63,16 @@ class Records:
 class Req:
     """What the core needs of a request: an id, its tokens so far (any int sequence), and its record `kv`.
 
+    extra_key: what else its KV depends on (a LoRA, a salt); prefixes are shared only under an equal one.
     The caller owns `token_ids` and may append to it or replace it; the core only reads it.
     """
 
-    __slots__ = ("_pool", "_row", "rid", "token_ids")
+    __slots__ = ("_pool", "_row", "extra_key", "rid", "token_ids")
 
-    def __init__(self, rid: Any, token_ids: Sequence[int]) -> None:
+    def __init__(self, rid: Any, token_ids: Sequence[int], extra_key: Hashable = None) -> None:
         self.rid = rid
         self.token_ids = token_ids
+        self.extra_key = extra_key
         self._pool: ReqToTokenPool | None = None
         self._row = 0
 

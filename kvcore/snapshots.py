@@ -7,8 +7,10 @@ assert snapshot(manager) == before        # what "a refused call changes nothing
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from .records import FIELDS
 
 Int64 = NDArray[np.int64]
 _NONE = np.zeros(0, dtype=np.int64)
+_NO_CACHE = np.zeros((7, 0), dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -31,13 +34,19 @@ class PoolState:
     queued: Int64 = field(default_factory=lambda: _NONE)
 
 
+CACHE_FIELDS = ("end", "parent", "digest", "locks", "last_use", "hits", "born")
+"""Rows of `Snapshot.cache`, a column a page, all zero for a page that is not cached. `end`: the tokens of the prefix
+that ends with this page; `parent`: the page before it, 0 for none; `digest`: of its key, the extra key included."""
+
+
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """Everything that the contract speaks about, copied to the host.
 
     pools: by name. bound: row -> request id. free_rows: in order. records: int64[len(FIELDS), rows], a column a row.
-    slots: int32[rows, row_width], the whole table, stale entries too. cache: entries (key digest, pages, locks, last
-    use, window-dead). maps: name -> (from, to) pairs. leases: leased pages.
+    slots: int32[rows, row_width], the whole table, stale entries too. cache: int64[len(CACHE_FIELDS), num_pages + 1], a
+    column a page. cache_nodes: how its pages hang together, by their first page. maps: name -> (from, to) pairs.
+    leases: leased pages.
     """
 
     page_size: int
@@ -47,7 +56,8 @@ class Snapshot:
     free_rows: tuple[int, ...]
     records: Int64
     slots: NDArray[np.int32]
-    cache: tuple[Any, ...] = ()
+    cache: Int64 = field(default_factory=lambda: _NO_CACHE)
+    cache_nodes: tuple[tuple[int, ...], ...] = ()
     maps: dict[str, Int64] = field(default_factory=dict)
     leases: tuple[int, ...] = ()
 
@@ -68,9 +78,13 @@ class Snapshot:
                 if not _same(getattr(mine, part), getattr(theirs, part)):
                     found.append(f"pool {name}: {part} pages")
         found += [
-            name for name in ("bound", "free_rows", "cache", "leases") if getattr(self, name) != getattr(other, name)
+            name
+            for name in ("bound", "free_rows", "cache_nodes", "leases")
+            if getattr(self, name) != getattr(other, name)
         ]
-        found += [name for name in ("records", "slots") if not _same(getattr(self, name), getattr(other, name))]
+        found += [
+            name for name in ("records", "slots", "cache") if not _same(getattr(self, name), getattr(other, name))
+        ]
         if self.maps.keys() != other.maps.keys():
             return [*found, "maps"]
         return found + [f"map {name}" for name in self.maps if not _same(self.maps[name], other.maps[name])]
@@ -92,6 +106,7 @@ def snapshot(manager: KVCacheManager) -> Snapshot:
     pool = manager.req_to_token_pool
     free_list = manager.allocator.free_list
     free = _to_host(free_list.ids)[free_list.head :].copy()
+    cache, cache_nodes = _cache_of(manager)
     return Snapshot(
         page_size=manager.page_size,
         context_len=manager.config.context_len,
@@ -100,7 +115,54 @@ def snapshot(manager: KVCacheManager) -> Snapshot:
         free_rows=tuple(pool.free_rows),
         records=pool.records.table.copy(),
         slots=_to_host(pool.req_to_token).copy(),
+        cache=cache,
+        cache_nodes=cache_nodes,
     )
+
+
+def _cache_of(manager: KVCacheManager) -> tuple[Int64, tuple[tuple[int, ...], ...]]:
+    tree = manager.tree_cache
+    if tree is None:
+        return _NO_CACHE, ()
+    table = np.zeros((len(CACHE_FIELDS), manager.config.num_pages + 1), dtype=np.int64)
+    nodes = list(tree.nodes())
+    if not nodes:
+        return table, ()
+    pages = _to_host(torch.cat([node.pages for _, node in nodes]))
+    size, at = manager.page_size, 0
+    ends: dict[int, tuple[int, int]] = {}  # of each node: the tokens that it ends at, and its last page
+    per_node, first_parents, firsts = [], [], []
+    for _, node in nodes:
+        begin, parent = ends.get(id(node.parent), (0, 0))
+        at += len(node)
+        ends[id(node)] = begin + len(node) * size, int(pages[at - 1])
+        first_parents.append(parent)
+        firsts.append(begin)
+        per_node.append((len(node), node.locks, node.last_use, node.hits, node.born))
+    columns = np.array(per_node, dtype=np.int64).T
+    counts = columns[0]
+    start = np.cumsum(counts) - counts
+    parents = np.concatenate((pages[:1], pages[:-1]))
+    parents[start] = first_parents
+    end = np.repeat(np.array(firsts) - start * size, counts) + np.arange(1, len(pages) + 1) * size
+    digests = digests_of([node.key for _, node in nodes])
+    digests += np.repeat([digest_of_extra_key(extra_key) for extra_key, _ in nodes], counts)
+    table[:3, pages] = end, parents, digests
+    table[3:, pages] = np.repeat(columns[1:], counts, axis=1)
+    return table, tuple(sorted((int(pages[s]), *row[:1]) for s, row in zip(start.tolist(), per_node, strict=True)))
+
+
+def digests_of(keys: Sequence[NDArray[Any]]) -> Int64:
+    """A digest of each page of some keys, int64: equal for equal elements."""
+    elements = np.concatenate(keys).astype(np.int64)
+    odd = np.arange(1, 2 * elements.shape[1], 2, dtype=np.int64) * 0x2545F4914F6CDD1D
+    mixed: Int64 = ((elements ^ (elements >> 29)) * odd).sum(axis=1)
+    return mixed
+
+
+def digest_of_extra_key(extra_key: Hashable) -> int:
+    """What an extra key adds to the digests of its pages; nothing for None."""
+    return 0 if extra_key is None else crc32(repr(extra_key).encode())
 
 
 def _to_host(tensor: torch.Tensor) -> NDArray[Any]:

@@ -5,7 +5,8 @@
     state.table, state.rows, state.start, state.end, state.free_pages
 
 A kernel is only shown what an allocator could produce: rows are distinct, each position of a row lies on a page of its
-own request, free pages are distinct and are nobody's.
+own request, free pages are distinct and are nobody's. The pages of write_pages are neither free nor a request's own:
+they are somebody else's, and several requests may be given the same ones.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Case:
     """Which requests, on which pages, in what memory.
 
     members: (tokens now, tokens to come) of each request; they repeat until there are `batch` of them (None: once).
+    For write_pages, which knows whole pages alone, the first is rounded down and the second up.
     top: the highest page id in use; None: as low as possible. order: of page ids and rows: 0 ascending, 1
     descending, from 2 on the seed of a shuffle. head: entries of the free list's tensor before its head.
     lens_dtype: of lengths and row numbers on the device. gap: entries between one row of the table and the next.
@@ -58,6 +60,8 @@ class State:
         self.start, extend = case.lens.T.copy()
         if op in ("alloc_decode", "decode_rows"):
             extend = np.ones_like(extend)
+        elif op == "write_pages":
+            self.start, extend = whole_pages(self.case)
         self.end = self.start + extend
         owned = -(-self.start // page_size)
         taken = -(-self.end // page_size) - owned
@@ -81,6 +85,12 @@ class State:
             position = np.arange(length)
             table[row, :length] = self.owned[first + position // page_size] * page_size + position % page_size
         return table
+
+
+def whole_pages(case: Case) -> tuple[Int64, Int64]:
+    """The members' tokens now, rounded down to page multiples, and those to come, rounded up: int64[bs] each."""
+    start, extend = case.lens.T
+    return start // case.page_size * case.page_size, -(-extend // case.page_size) * case.page_size
 
 
 def in_order(values: Int64, order: int) -> Int64:

@@ -28,7 +28,7 @@ from .cases import Case
 from .fences import Crashed, in_child
 from .masked_loads import undefined_lanes
 from .operations import by_reference, prepare
-from .strategies import PAGE_SIZES, cases
+from .strategies import IN_ROWS, PAGE_SIZES, cases
 
 LARGEST_BATCH = {"cpu": 1025, "interpret": 65, "cuda": 8192}
 """Of the drawn calls, by lane: in the interpreter a kernel with a program for each request takes 0.5 s for 65."""
@@ -122,12 +122,13 @@ def first_wrong(op: str, fn: Callable[..., Any], device: str, calls: list[Case])
 
 
 def edge_cases(op: str, page_sizes: tuple[int, ...]) -> list[Case]:
-    """Calls that no draw may miss: the smallest page size, and slots past 32 bits where there are any."""
+    """Calls that no draw may miss: the smallest page size, and slots past 32 bits or up to the last that fits a row."""
     small, middle = page_sizes[0], page_sizes[len(page_sizes) // 2]
-    found = [Case(small, ((0, 2), (1, 1), (2, 3)))]
-    if op in ("alloc_extend", "alloc_decode"):
-        found.append(Case(middle, ((0, middle + 1), (middle, 1)), top=2**31 + 2**20))
-    return found
+    top = 2**31 + 2**20 if op in ("alloc_extend", "alloc_decode") else IN_ROWS // middle - 1
+    return [
+        Case(small, ((0, 2), (1, 1), (2, 3))),
+        Case(middle, ((0, middle + 1), (middle, 1)), top=top),
+    ]
 
 
 def large_cases(lane: str, page_sizes: tuple[int, ...]) -> list[Case]:

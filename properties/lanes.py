@@ -20,7 +20,7 @@ from ..kernels.alloc_extend import alloc_extend
 from ..kernels.assign_req_to_token_pool import assign_req_to_token_pool
 from ..kernels.dispatch import CpuKernels, Tiles, TritonKernels, kernels_for
 from ..kernels.get_last_loc import get_last_loc
-from .cases import Case
+from .cases import Case, whole_pages
 
 MOST_PROGRAMS = 8
 """A tile is drawn as small as 2, but no call takes more programs, or trips of one, than this: the interpreter takes
@@ -31,7 +31,7 @@ def lane_function(op: str, device: str, case: Case) -> Callable[..., Any]:
     """The function of lane `device` for `op`, with the tile that `case` asks for."""
     kernels = kernels_for(device)
     if isinstance(kernels, TritonKernels):
-        tiles = tiles_of(case, kernels.tiles)
+        tiles = tiles_of(op, case, kernels.tiles)
         scan, fill = tiles.requests, tiles.tokens
         launchers: dict[str, Callable[..., Any]] = {
             "get_last_loc": partial(get_last_loc, tile=scan),
@@ -54,7 +54,7 @@ def small_tile_function(op: str, device: str) -> Callable[..., Any]:
             return lane_function(op, device, Case(1, ((0, 1),)))(*arguments)
         longest = max(len(a) for a in arguments if isinstance(a, (np.ndarray, torch.Tensor)) and a.ndim == 1)
         tokens = longest
-        if op in ("extend_rows", "gather_pages"):
+        if op in ("extend_rows", "gather_pages", "write_pages"):
             start, end = arguments[2:4]
             tokens = int((end - start).sum())
         return lane_function(op, device, Case(1, ((0, max(tokens, 1)),), tile=2))(*arguments)
@@ -62,11 +62,12 @@ def small_tile_function(op: str, device: str) -> Callable[..., Any]:
     return fn
 
 
-def tiles_of(case: Case, usual: Tiles) -> Tiles:
+def tiles_of(op: str, case: Case, usual: Tiles) -> Tiles:
     """Tiles of `case.tile`, or as much larger as MOST_PROGRAMS asks for."""
     if case.tile is None:
         return usual
-    tokens = max(int(case.lens.sum()), 1)
+    lens = whole_pages(case)[1] if op == "write_pages" else case.lens
+    tokens = max(int(lens.sum()), 1)
     return Tiles(*(max(case.tile, power_of_two(-(-n // MOST_PROGRAMS))) for n in (len(case.lens), tokens)))
 
 

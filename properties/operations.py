@@ -12,15 +12,18 @@
 | gather_pages             | fn(req_to_token, rows, start, end, page_size) -> pages |
 | extend_rows              | fn(req_to_token, rows, start, end, free_ids, head, page_size) -> slots |
 | decode_rows              | fn(req_to_token, rows, lens, free_ids, head, page_size) -> slots |
+| write_pages              | fn(req_to_token, rows, start, end, pages, page_size) |
 
 The first four are kernels on their own: every tensor is on the device, rows and lengths are int32[bs] or int64[bs]
 (both are tried), last_loc is int64[bs], free_pages int64 and begins at the list's head at any offset, and `out`, int64,
-is allocated by the caller and filled. The last three are one step of a path: rows and lengths are numpy int64[bs] on
+is allocated by the caller and filled. The last four are one step of a path: rows and lengths are numpy int64[bs] on
 the host, which knows them, free_ids is the free list's whole tensor with its head, and the result, int64, is allocated
 by the function. req_to_token is int32[rows, row_width], its rows may lie apart; the written entries change in place.
 
 start, prefix_lens, lens: tokens before the call; end, seq_lens: after it, for alloc_decode one more. page_size: an int.
 `gather_pages` gets whole rows: its start is 0 or a page multiple. A call reads exactly the free-list entries it takes.
+`write_pages` gets whole pages: start and end are page multiples, and `pages`, int64[sum(end - start) / page_size] on
+the device at any offset, holds the requests' pages one behind the other; requests may share pages.
 """
 
 from __future__ import annotations
@@ -34,13 +37,14 @@ import torch
 from numpy.typing import NDArray
 
 from ..kernels.alloc_decode import alloc_decode_reference
-from ..kernels.alloc_extend import alloc_extend_reference
+from ..kernels.alloc_extend import alloc_extend_reference, token_positions
 from ..kernels.assign_req_to_token_pool import assign_req_to_token_pool_reference
 from ..kernels.decode_rows import decode_rows_reference
 from ..kernels.devices import tensor_device
 from ..kernels.extend_rows import extend_rows_reference
 from ..kernels.gather_pages import gather_pages_reference
 from ..kernels.get_last_loc import get_last_loc_reference
+from ..kernels.write_pages import write_pages_reference
 from . import oracle
 from .cases import CANARY, Case, State
 from .fences import Fence, fenced
@@ -69,6 +73,9 @@ def by_reference(op: str, state: State) -> Expected:
     if op == "assign_req_to_token_pool":
         assign_req_to_token_pool_reference(rows, table, start, end, slots_to_assign(state))
         return None, table
+    if op == "write_pages":
+        write_pages_reference(table, rows, start, end, pages_to_write(state), page_size)
+        return None, table
     if op == "extend_rows":
         return extend_rows_reference(table, rows, start, end, pages, page_size), table
     return decode_rows_reference(table, rows, start, pages, page_size), table
@@ -91,6 +98,8 @@ def by_oracle(op: str, state: State) -> Expected:
         slots = oracle.gather_pages(table, rows, first_gathered(state).tolist(), start, page_size)
     elif op == "assign_req_to_token_pool":
         oracle.assign_req_to_token_pool(rows, table, start, end, slots_to_assign(state).tolist())
+    elif op == "write_pages":
+        oracle.write_pages(table, rows, start, end, pages_to_write(state).tolist(), page_size)
     elif op == "extend_rows":
         slots = oracle.extend_rows(table, rows, start, end, pages, page_size)
     else:
@@ -112,6 +121,13 @@ def first_gathered(state: State) -> Int64:
 def slots_to_assign(state: State) -> Int64:
     """What assign_req_to_token_pool writes: the slots that an extend would give."""
     return alloc_extend_reference(state.start, state.end, state.last_loc, state.free_pages, state.case.page_size)
+
+
+def pages_to_write(state: State) -> Int64:
+    """What write_pages writes: pages of their own, but every third request shares a prefix with the first one."""
+    pages = state.free_pages
+    owner, rank = token_positions(np.zeros_like(state.start), (state.end - state.start) // state.case.page_size)
+    return np.where(owner % 3 == 2, pages[rank], pages)
 
 
 @dataclass
@@ -249,6 +265,10 @@ def prepare(op: str, case: Case, device: str, *, walled: bool = False, expect: A
         if op == "gather_pages":
             put_lens("start", first_gathered(state))
             put_lens("end", state.start)
+        elif op == "write_pages":
+            put_lens("start", state.start)
+            put_lens("end", state.end)
+            put("pages", pages_to_write(state), before=1 + case.head)
         else:
             put_lens("lens" if op == "decode_rows" else "start", state.start)
             if op == "extend_rows":

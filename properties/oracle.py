@@ -65,6 +65,19 @@ def gather_pages(
     return pages
 
 
+def write_pages(
+    table: list[list[int]], rows: list[int], start: list[int], end: list[int], pages: list[int], page_size: int
+) -> None:
+    """Write the slots of each request's pages to its row, from `start` on: the next page at each page multiple."""
+    source = iter(pages)
+    for row, first, past in zip(rows, start, end, strict=True):
+        page = -1
+        for position in range(first, past):
+            if position % page_size == 0:
+                page = next(source)
+            table[row][position] = page * page_size + position % page_size
+
+
 def extend_rows(
     table: list[list[int]], rows: list[int], start: list[int], end: list[int], free_pages: list[int], page_size: int
 ) -> list[int]:

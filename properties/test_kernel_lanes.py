@@ -19,12 +19,12 @@ from ..allocation import alloc_for_decode, alloc_for_extend, alloc_for_spec_deco
 from ..allocators.paged import PagedAllocator
 from ..config import KVCacheConfig
 from ..errors import KVCacheError
-from ..kernels import decode_rows, extend_rows, gather_pages, jit
+from ..kernels import decode_rows, extend_rows, gather_pages, jit, write_pages
 from ..kernels.alloc_decode import alloc_decode
 from ..kernels.alloc_extend import alloc_extend
 from ..kernels.device_reads import DeviceRead, no_device_reads
 from ..kernels.devices import tensor_device
-from ..kernels.dispatch import OPERATIONS, CpuKernels
+from ..kernels.dispatch import OPERATIONS, CpuKernels, kernels_for
 from ..kernels.get_last_loc import get_last_loc
 from ..manager import Batch, KVCacheManager
 from ..records import Req
@@ -56,7 +56,7 @@ def requests_of(count: int) -> list[Req]:
 def uploads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one entry, its size, with each copy to the device."""
     sizes: list[int] = []
-    for module in (decode_rows, extend_rows, gather_pages):
+    for module in (decode_rows, extend_rows, gather_pages, write_pages):
         original = module.upload
 
         def counted(parts: Any, *rest: Any, original: Any = original) -> Any:
@@ -104,6 +104,19 @@ def test_a_path_call_is_one_launch_and_at_most_one_copy(device: str, uploads: li
     assert cost(lambda: commit(manager, batch, [1, 0, 2]))[1:] == (0, 0)
     assert cost(lambda: release_overallocated(manager, reqs[0]))[1:] in ((0, 0), (1, 1))
     assert cost(lambda: release_kv_cache(manager, reqs, checkpoint=False))[1:] == (1, 1)
+
+
+def test_write_pages_is_one_launch_and_one_copy(device: str, uploads: list[int]) -> None:
+    kernels, where = kernels_for(device), tensor_device(device)
+    table = torch.zeros((3, 8), dtype=torch.int32, device=where)
+    rows, start, end = (np.array(values) for values in ([2, 1], [4, 0], [8, 4]))
+    pages, launched = torch.tensor([5, 6], device=where), jit.launches.total()
+    with no_device_reads(device):
+        kernels.write_pages(table, rows, start, start, pages[:0], 4)
+        assert (jit.launches.total() - launched, uploads) == (0, [])
+        kernels.write_pages(table, rows, start, end, pages, 4)
+        assert (jit.launches.total() - launched, uploads) == (1, [6])
+    assert table.tolist() == [[0] * 8, [24, 25, 26, 27, 0, 0, 0, 0], [0, 0, 0, 0, 20, 21, 22, 23]]
 
 
 def test_the_paths_read_nothing_back(device: str) -> None:
@@ -233,9 +246,9 @@ def test_a_call_gives_the_same_every_time(op: str, device: str) -> None:
         assert prepare(op, case, device).run(lane_function(op, device, case)) is None
 
 
-@pytest.mark.parametrize("op", ON_THE_DEVICE)
+@pytest.mark.parametrize("op", [*ON_THE_DEVICE, "write_pages"])
 def test_arguments_with_gaps_are_the_same_arguments(op: str, device: str) -> None:
-    """Lengths, rows, slots and the free list as every second entry of a larger tensor."""
+    """Lengths, rows, slots, pages and the free list as every second entry of a larger tensor."""
     case = Case(4, ((3, 9), (8, 0), (0, 31), (5, 4)), order=3)
     call = prepare(op, case, device)
     for name, value in call.arguments.items():

@@ -105,6 +105,40 @@ def serial_decode_kernel(
         tl.store(out + me, tl.load(last_loc + me) + 1)
 
 
+@jit
+def serial_write_kernel(
+    req_to_token, row_stride, rows, starts, ends, pages,
+    PAGE_SIZE: tl.constexpr, LANES: tl.constexpr, TILE: tl.constexpr, FAULT: tl.constexpr,
+):  # fmt: skip
+    me = tl.program_id(0)
+    lane = tl.arange(0, LANES)
+    counted = tl.load(ends + lane, mask=lane < me, other=0)
+    if FAULT != "start ignored":
+        counted -= tl.load(starts + lane, mask=lane < me, other=0)
+    first_page = tl.sum(counted, 0) // PAGE_SIZE
+    start = tl.load(starts + me)
+    end = tl.load(ends + me)
+    row = req_to_token + tl.load(rows + me) * row_stride
+    token = tl.arange(0, TILE)
+    done = start
+    while done < end:
+        position = done + token
+        inside = position < end
+        entry = first_page + (position - start) // PAGE_SIZE
+        if FAULT == "tile carry":
+            entry = first_page + token // PAGE_SIZE
+        page = tl.load(pages + entry, mask=inside, other=0)
+        slot = page * PAGE_SIZE + position % PAGE_SIZE
+        if FAULT == "first slot":
+            slot = page * PAGE_SIZE
+        if FAULT == "over-read":
+            slot += 0 * tl.load(pages + entry + 1, mask=inside, other=0)
+        if FAULT == "whole tile":
+            inside = position < end + PAGE_SIZE
+        tl.store(row + position, slot.to(tl.int32), mask=inside)
+        done += TILE
+
+
 def serial_extend(
     prefix: Any, seq: Any, last_loc: Any, free_pages: Any, page_size: int, out: Any, fault: str = "none"
 ) -> None:
@@ -122,6 +156,16 @@ def serial_decode(seq: Any, last_loc: Any, free_pages: Any, page_size: int, out:
     )  # fmt: skip
 
 
+def serial_write(
+    req_to_token: Any, rows: Any, start: Any, end: Any, pages: Any, page_size: int, fault: str = "none"
+) -> None:
+    there = [torch.from_numpy(values).to(req_to_token.device) for values in (rows, start, end)]
+    serial_write_kernel.launch(
+        (len(rows),), req_to_token, req_to_token.stride(0), *there, pages,
+        PAGE_SIZE=page_size, LANES=lanes_of(len(rows), fault), TILE=128, FAULT=fault,
+    )  # fmt: skip
+
+
 def lanes_of(batch: int, fault: str) -> int:
     """The least power of two from `batch` up; the fault rounds down, which is the same where `batch` is one itself."""
     return 1 << (batch.bit_length() - 1 if fault == "scan" else (batch - 1).bit_length())
@@ -132,6 +176,7 @@ FEW: dict[str, Any] = {"examples": 60, "page_sizes": (1, 4, 128), "largest_batch
 
 EXTEND_FAULTS = ["no early exit", "tile carry", "32 bits", "no default", "over-read"]
 DECODE_FAULTS = ["page size 1", "scan"]
+WRITE_FAULTS = ["start ignored", "tile carry", "first slot", "whole tile", "over-read"]
 
 # A GPU does not miss a value that is not used, and its masked-off lanes may happen to read 0.
 ONLY_INTERPRETED = ("over-read", "no default")
@@ -145,6 +190,11 @@ def test_extend(fault: str, device: str) -> None:
 @pytest.mark.parametrize("fault", ["none", *DECODE_FAULTS])
 def test_decode(fault: str, device: str) -> None:
     look("alloc_decode", partial(serial_decode, fault=fault), fault, device)
+
+
+@pytest.mark.parametrize("fault", ["none", *WRITE_FAULTS])
+def test_write(fault: str, device: str) -> None:
+    look("write_pages", partial(serial_write, fault=fault), fault, device)
 
 
 def look(op: str, fn: Any, fault: str, device: str) -> None:
@@ -166,7 +216,7 @@ def test_the_source_shows_the_missing_default() -> None:
 class ChecksTooLate(PagedAllocator):
     """Launches first and counts afterwards (public bug SG-34399): the caller gets its error, the kernel its crash."""
 
-    def require(self, pages: int) -> None:
+    def require(self, pages: int, reclaimable: int = 0) -> None:
         self.short = pages > self.free_list.count
 
     def alloc_extend(self, *arguments: Any) -> torch.Tensor:

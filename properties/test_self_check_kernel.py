@@ -81,6 +81,27 @@ def test_a_fault_of_decode_is_found(fault: str) -> None:
     assert len(caught.value.case.lens) <= 3, caught.value
 
 
+def write(table: Any, rows: Any, start: Any, end: Any, pages: Any, page_size: int, fault: str = "") -> None:
+    """write_pages as it is written by hand for one request after the other, with the bugs one makes."""
+    at = 0
+    for row, begin, past in zip(rows.tolist(), start.tolist(), end.tolist(), strict=True):
+        count = (past - begin) // page_size
+        mine = pages[at : at + count] if fault != "no carry" else pages[:count]
+        if fault == "page 0 of the row":
+            begin, past = 0, past - begin
+        slots = mine[:, None] * page_size + torch.arange(page_size)
+        table[row, begin:past] = slots.flatten().int()
+        at += count
+
+
+@pytest.mark.parametrize("fault", ["no carry", "page 0 of the row"])
+def test_a_fault_of_write_pages_is_found(fault: str) -> None:
+    check_kernel("write_pages", write)
+    with pytest.raises(KernelMismatch) as caught:
+        check_kernel("write_pages", partial(write, fault=fault))
+    assert len(caught.value.case.lens) <= 2, caught.value
+
+
 def test_a_counterexample_reads_as_a_call() -> None:
     with pytest.raises(KernelMismatch) as caught:
         check_kernel("alloc_decode", partial(decode, fault="page size 1"))

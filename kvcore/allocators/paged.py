@@ -44,10 +44,10 @@ class PagedAllocator:
         """Free tokens: whole free pages, known on the host."""
         return self.free_list.count * self.page_size
 
-    def require(self, pages: int) -> None:
-        """KVCacheOutOfMemory if fewer than `pages` pages are free."""
-        if pages > self.free_list.count:
-            raise KVCacheOutOfMemory(self.pool, pages, self.free_list.count)
+    def require(self, pages: int, reclaimable: int = 0) -> None:
+        """KVCacheOutOfMemory if fewer than `pages` pages are free, or could be made free (KV-6)."""
+        if pages > self.free_list.count + reclaimable:
+            raise KVCacheOutOfMemory(self.pool, pages, self.free_list.count, reclaimable)
 
     def alloc(self, need_size: int) -> torch.Tensor:
         """`need_size` tokens in whole pages: slots int64[need_size], page by page. A page multiple only (KV-15)."""

@@ -172,7 +172,7 @@ class _LaunchesFirst(LockstepEngine):
     """The device's extend launches its kernel and then looks at the room; the reference does it right."""
 
     def _both(self, name: str, *arguments: Any) -> Any:
-        require_room = allocation._require_room
+        require_room = allocation.require_room
 
         def launch_first(manager: Any, plan: Any) -> None:
             free, pool = manager.allocator.free_list, manager.req_to_token_pool
@@ -184,7 +184,7 @@ class _LaunchesFirst(LockstepEngine):
 
         if name != "extend":
             return super()._both(name, *arguments)
-        with replaced(allocation, "_require_room", launch_first):
+        with replaced(allocation, "require_room", launch_first):
             return super()._both(name, *arguments)
 
 

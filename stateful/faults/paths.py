@@ -44,10 +44,10 @@ def _too_early(manager: Any, plan: Any) -> None:
     """The record moves, then the room is looked at."""
     bound = plan.rows > 0
     manager.req_to_token_pool.records._move(plan.rows[bound], plan.committed[bound], plan.end[bound])
-    _require_room(manager, plan)
+    require_room(manager, plan)
 
 
-_require_room = allocation._require_room
+require_room = allocation.require_room
 _alloc_decode = alloc_decode.alloc_decode_reference
 _assign = assign_req_to_token_pool.assign_req_to_token_pool_reference
 
@@ -58,7 +58,7 @@ class record_forgotten_in_extend(KvcoreEngine):
     the allocation is forgotten on one path sooner or later."""
 
     def extend(self, *call: Any) -> Any:
-        with replaced(allocation, "_record", _forget):
+        with replaced(allocation, "move_record", _forget):
             return super().extend(*call)
 
 
@@ -68,7 +68,7 @@ class record_forgotten_in_decode(KvcoreEngine):
     slot is lost."""
 
     def decode(self, *call: Any) -> Any:
-        with replaced(allocation, "_record", _forget):
+        with replaced(allocation, "move_record", _forget):
             return super().decode(*call)
 
 
@@ -78,7 +78,7 @@ class record_forgotten_in_spec_decode(KvcoreEngine):
     step until decode runs out of memory."""
 
     def spec_reserve(self, *call: Any) -> Any:
-        with replaced(allocation, "_record", _forget):
+        with replaced(allocation, "move_record", _forget):
             return super().spec_reserve(*call)
 
 
@@ -88,7 +88,7 @@ class record_moved_before_the_check_in_extend(KvcoreEngine):
     that do not exist."""
 
     def extend(self, *call: Any) -> Any:
-        with replaced(allocation, "_require_room", _too_early):
+        with replaced(allocation, "require_room", _too_early):
             return super().extend(*call)
 
 
@@ -98,7 +98,7 @@ class record_moved_before_the_check_in_decode(KvcoreEngine):
     token too long."""
 
     def decode(self, *call: Any) -> Any:
-        with replaced(allocation, "_require_room", _too_early):
+        with replaced(allocation, "require_room", _too_early):
             return super().decode(*call)
 
 
@@ -108,7 +108,7 @@ class record_moved_before_the_check_in_spec_decode(KvcoreEngine):
     page stands behind."""
 
     def spec_reserve(self, *call: Any) -> Any:
-        with replaced(allocation, "_require_room", _too_early):
+        with replaced(allocation, "require_room", _too_early):
             return super().spec_reserve(*call)
 
 
@@ -163,9 +163,9 @@ class a_shortage_that_leaks(KvcoreEngine):
             free = manager.allocator.free_list.count
             if plan.pages > free:
                 manager.allocator.free_list.advance(free)
-            _require_room(manager, plan)
+            require_room(manager, plan)
 
-        with replaced(allocation, "_require_room", take_first):
+        with replaced(allocation, "require_room", take_first):
             return super().decode(*call)
 
 
@@ -225,7 +225,7 @@ class reserve_not_rounded_to_the_page(KvcoreEngine):
             end = np.maximum(plan.start, plan.committed + reserve)
             manager.req_to_token_pool.records._move(plan.rows, plan.committed, end)
 
-        with replaced(allocation, "_record", unrounded):
+        with replaced(allocation, "move_record", unrounded):
             return super().spec_reserve(requests, reserve, kept)
 
 
@@ -235,12 +235,12 @@ class reserve_without_a_new_page_not_written(KvcoreEngine):
     allocation. The recorded length then covers entries that nobody wrote."""
 
     def spec_reserve(self, *call: Any) -> Any:
-        take_slots = allocation._take_slots
+        take_slots = allocation.take_slots
 
         def only_with_pages(manager: Any, plan: Any) -> Any:
             return take_slots(manager, plan) if plan.pages else None
 
-        with replaced(allocation, "_take_slots", only_with_pages):
+        with replaced(allocation, "take_slots", only_with_pages):
             return super().spec_reserve(*call)
 
 

@@ -1,0 +1,56 @@
+"""Which leaf goes next: a heap of the leaves that nobody holds, by the policy's order.
+
+    leaves = Leaves("lru")
+    leaves.offer(node)              # whenever a node becomes a leaf that nobody holds
+    node = leaves.pop()
+
+Nothing is taken out when a node stops being such a leaf: what no longer fits is passed over when it comes up, and the
+heap is swept once most of it no longer fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .radix import Node
+
+Order = tuple[int, ...]
+
+POLICIES: dict[str, Callable[[Node], Order]] = {
+    "lru": lambda node: (node.last_use,),
+    "lfu": lambda node: (node.hits, node.last_use),
+    "fifo": lambda node: (node.born,),
+}
+"""The smallest goes first. No two leaves are equal: a use marks one path, and a path has one leaf."""
+
+
+class Leaves:
+    """Leaves without a lock, in the order of eviction."""
+
+    def __init__(self, policy: str) -> None:
+        self.order = POLICIES[policy]
+        self._heap: list[tuple[Order, int, Node]] = []
+        self._serial = count()
+        self._sweep_at = 64
+
+    def offer(self, node: Node) -> None:
+        """Enter a node that is a leaf without a lock now."""
+        heappush(self._heap, (self.order(node), next(self._serial), node))
+        if len(self._heap) > self._sweep_at:
+            self._heap = [entry for entry in self._heap if self._fits(entry)]
+            heapify(self._heap)
+            self._sweep_at = 2 * len(self._heap) + 64
+
+    def pop(self) -> Node:
+        """The first in the order; the caller has checked that there is one."""
+        while not self._fits(entry := heappop(self._heap)):
+            pass
+        return entry[2]
+
+    def _fits(self, entry: tuple[Order, int, Node]) -> bool:
+        order, _, node = entry
+        return node.parent is not None and not node.locks and not node.children and self.order(node) == order
