@@ -39,12 +39,12 @@ EXAMPLES = 60
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure and the bar it is held to."""
+    """One figure and the bar it is held to (None: none)."""
 
     what: str
     value: float
     unit: str
-    bar: float
+    bar: float | None = None
     at_most: bool = False
 
 

@@ -110,7 +110,11 @@ def parser() -> argparse.ArgumentParser:
 
     bench = command("bench", "times of the allocation paths, whole calls, beside an empty launch")
     bench.add_argument("--device", choices=DEVICES, default=DEFAULT.device, help="the lane to run in")
-    bench.add_argument("--soak", action="store_true", help="time the suite instead: checked operations a second")
+    part = bench.add_mutually_exclusive_group()
+    part.add_argument("--soak", action="store_true", help="time the suite instead: checked operations a second")
+    part.add_argument(
+        "--cache", action="store_true", help="time the prefix cache instead: ten million tokens, host only"
+    )
     bench.add_argument("--json", metavar="FILE", help="write the figures there too")
 
     command("contract", "the clauses, their checks, their faults, and how often the last run exercised them")

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Column, Table
 
@@ -18,6 +19,9 @@ from . import results
 from .cli import WrongCall
 from .command_parts import bars, need_lane, out, progress_bar, tell_failure, write_json
 from .report import versions
+
+if TYPE_CHECKING:
+    from .bench_suite import Figure
 
 
 def faults(arguments: argparse.Namespace) -> int:
@@ -66,7 +70,13 @@ def bench(arguments: argparse.Namespace) -> int:
     need_lane(arguments.device)
     out.print(f"kvcore bench --device {arguments.device}   ({versions()}{_gpu(arguments.device)})")
     if arguments.soak:
-        return _bench_soak(arguments)
+        from .bench_suite import suite_figures
+
+        return _bench_figures(arguments, suite_figures(arguments.device))
+    if arguments.cache:
+        from .bench_cache import cache_figures
+
+        return _bench_figures(arguments, cache_figures())
     table = Table("path", "page size", "batch", "us a call", "bar", "stands", "SGLang 0.5.23, recorded")
     rows = []
     with bars.status("timing"):
@@ -81,18 +91,20 @@ def bench(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _bench_soak(arguments: argparse.Namespace) -> int:
-    """What the suite costs: every operation fully checked, stamps on."""
-    from .bench_suite import suite_figures
-
+def _bench_figures(arguments: argparse.Namespace, of: Iterator[Figure]) -> int:
+    """Figures that say themselves what they are and which way their bar points."""
     table = Table("what", "figure", "bar", "stands")
     figures = []
     with bars.status("timing"):
-        for figure in suite_figures(arguments.device):
+        for figure in of:
             figures.append(asdict(figure))
-            good = figure.value <= figure.bar if figure.at_most else figure.value >= figure.bar
-            bar = f"{'at most' if figure.at_most else 'at least'} {figure.bar:,} {figure.unit}"
-            table.add_row(figure.what, f"{figure.value:,.0f} {figure.unit}", bar, "met" if good else "[bold red]missed")
+            value = f"{figure.value:,.0f}" if figure.value >= 100 else f"{figure.value:.3g}"
+            bar = stands = ""
+            if figure.bar is not None:
+                good = figure.value <= figure.bar if figure.at_most else figure.value >= figure.bar
+                bar = f"{'at most' if figure.at_most else 'at least'} {figure.bar:,} {figure.unit}"
+                stands = "met" if good else "[bold red]missed"
+            table.add_row(figure.what, f"{value} {figure.unit}", bar, stands)
     out.print(table)
     if arguments.json:
         write_json(Path(arguments.json), {"device": arguments.device, "versions": versions(), "figures": figures})
