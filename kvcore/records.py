@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import BadArgument
+
 if TYPE_CHECKING:
     from .req_to_token import ReqToTokenPool
 
@@ -63,18 +65,27 @@ class Records:
 class Req:
     """What the core needs of a request: an id, its tokens so far (any int sequence), and its record `kv`.
 
-    extra_key: what else its KV depends on (a LoRA, a salt); prefixes are shared only under an equal one.
-    The caller owns `token_ids` and may append to it or replace it; the core only reads it.
+    extra_key: what else its KV depends on (a LoRA, a salt), hashable and read-only; prefixes are shared only under an
+    equal one. The caller owns `token_ids` and may append to it or replace it; the core only reads it.
     """
 
-    __slots__ = ("_pool", "_row", "extra_key", "rid", "token_ids")
+    __slots__ = ("_extra_key", "_pool", "_row", "rid", "token_ids")
 
     def __init__(self, rid: Any, token_ids: Sequence[int], extra_key: Hashable = None) -> None:
         self.rid = rid
         self.token_ids = token_ids
-        self.extra_key = extra_key
+        try:
+            hash(extra_key)
+        except TypeError:
+            raise BadArgument("KV-15", "extra_key", f"is {extra_key!r}; it has to be hashable") from None
+        self._extra_key = extra_key
         self._pool: ReqToTokenPool | None = None
         self._row = 0
+
+    @property
+    def extra_key(self) -> Hashable:
+        """What its prefixes are shared under; another one is another request."""
+        return self._extra_key
 
     @property
     def kv(self) -> ReqKvInfo:

@@ -5,7 +5,7 @@
     node = leaves.pop()
 
 Nothing is taken out when a node stops being such a leaf: what no longer fits is passed over when it comes up, and the
-heap is swept once most of it no longer fits.
+heap is swept of that and of what is in it twice once it has doubled.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Leaves:
         """Enter a node that is a leaf without a lock now."""
         heappush(self._heap, (self.order(node), next(self._serial), node))
         if len(self._heap) > self._sweep_at:
-            self._heap = [entry for entry in self._heap if self._fits(entry)]
+            # One entry a node: under "fifo" a leaf that is held and let go again is offered in the same place.
+            self._heap = list({id(entry[2]): entry for entry in self._heap if self._fits(entry)}.values())
             heapify(self._heap)
             self._sweep_at = 2 * len(self._heap) + 64
 
