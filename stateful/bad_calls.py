@@ -11,17 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .choices import drafted, new_number, settled
+from .choices import drafted, new_number, settled, with_hole
 from .ledger import Ledger
 from .operations import (
     Alloc,
     AllocExtend,
     BadCall,
+    Checkpoint,
     Commit,
     Decode,
+    Evict,
     Extend,
+    FillHole,
     FreeSegment,
     Operation,
+    Prealloc,
     RawCall,
     Release,
     ReleaseOverallocated,
@@ -60,6 +64,15 @@ def _engine(ledger: Ledger, many: int, much: int) -> Iterator[tuple[str, Operati
     yield "extend_past_the_tokens", Extend((new,), (min(limit, 2 + many),), (1,))
     yield "extend_a_request_twice", Extend((new, new), (1, 1))
     yield "extend_with_lengths_that_disagree", Extend((new,), (1, 1) if much % 2 else ())
+    yield "prealloc_nothing", Prealloc(new, -many)
+    yield "prealloc_past_the_context", Prealloc(new, limit + 1 + many)
+    yield "prealloc_past_the_tokens", Prealloc(new, min(limit, 2 + many), tokens=1)
+    yield "prealloc_with_a_prefix_longer_than_the_request", Prealloc(new, 1, 1 + many * ledger.config.page_size + 1)
+    if ledger.config.page_size > 1:
+        yield "prealloc_with_a_prefix_off_the_page", Prealloc(new, min(limit, 2 + many), 1)
+    yield "fill_the_hole_of_what_holds_no_row", FillHole(absent)
+    yield "checkpoint_what_holds_no_row", Checkpoint(absent)
+    yield "evict_a_negative_count", Evict(-1 - many)
     for requests, bindings in ledger.batches.kept.items():
         if bindings != ledger.bindings(requests):
             yield "decode_with_a_stale_batch", Decode(requests, kept=True)
@@ -70,6 +83,21 @@ def _engine(ledger: Ledger, many: int, much: int) -> Iterator[tuple[str, Operati
         return
     live = list(ledger.live)
     one = live[many % len(live)]
+    yield "prealloc_what_holds_a_row", Prealloc(one, 1)
+    if holes := with_hole(ledger):
+        open_one = holes[many % len(holes)]
+        yield "decode_over_a_hole", Decode((open_one,))
+        yield "reserve_over_a_hole", SpecReserve((open_one,), 1)
+        yield "extend_over_a_hole", Extend((open_one,), (min(ledger.live[open_one].allocated + 1, limit),))
+        yield "checkpoint_over_a_hole", Checkpoint(open_one)
+    elif not ledger.live[one].hole[1]:
+        yield "fill_a_hole_that_is_not_there", FillHole(one)
+    if ledger.cache.on and (told := [(text, length) for text, length in ledger.told if length > 1]):
+        text, length = told[many % len(told)]
+        writer = text.writers[-1]
+        hit = len(ledger.cache.find(ledger.texts.make(new, ((length, writer),)), length - 1)) * ledger.config.page_size
+        if hit and len(text.writers) == 1 and not text.salt:
+            yield "prealloc_with_a_prefix_below_the_hit", Prealloc(new, length, hit - 1, prompt=((length, writer),))
     yield "decode_a_request_twice", Decode((one, one))
     yield "release_a_request_twice", Release((one, one))
     yield "release_one_that_is_gone_with_one_that_is_not", Release((one, absent))
@@ -90,8 +118,8 @@ def _engine(ledger: Ledger, many: int, much: int) -> Iterator[tuple[str, Operati
         yield "extend_over_an_unsettled_tail", Extend((tail,), (min(held.allocated + 1, limit),))
         if held.allocated > limit:
             yield "commit_past_the_context", Commit((tail,), (limit + 1 - held.committed,))
-    if whole := settled(ledger):
-        at = ledger.live[whole[many % len(whole)]]
+    if ready := settled(ledger):
+        at = ledger.live[ready[many % len(ready)]]
         if at.allocated:
             yield "extend_below_what_is_allocated", Extend((at.number,), (at.allocated - 1,))
         yield "extend_a_live_request_past_the_context", Extend((at.number,), (limit + 1,))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..auditing import Violation, audit
 from ..records import FIELDS
-from ..snapshots import Snapshot
+from ..snapshots import CACHE_FIELDS, Snapshot
 from .ledger import Ledger
 from .operations import Operation
 from .slot_ledger import SlotLedger
@@ -27,7 +27,7 @@ from .verdicts import Broken, Legal, Verdict
 
 Int64 = NDArray[np.int64]
 
-GIVES_BACK = ("release", "retract", "release_overallocated", "free", "free_segment", "clear")
+GIVES_BACK = ("release", "retract", "release_overallocated", "checkpoint", "free", "free_segment", "clear")
 
 
 class StateChecker:
@@ -82,6 +82,7 @@ class FullChecker(StateChecker):
         self.row_of: dict[int, int] = {}
         self.records = np.zeros_like(self.state.records[:-1])
         self.table = self.state.slots.copy()
+        self.cache = self.state.cache.copy()
         self.stamps = Stamps((ledger.config.num_pages + 1) * ledger.config.page_size, self.table.shape)
         self.since_audit = 0
 
@@ -103,10 +104,12 @@ class FullChecker(StateChecker):
         for growth in verdict.growth:
             row = self.row_of[growth.request]
             table_before[row, growth.start : growth.end] = state.slots[row, growth.start : growth.end]
+        self._share()
         sound = (
             len(state.bound) == len(self.row_of)
             and state.records[:-1].tobytes() == self.records.tobytes()
             and state.slots.tobytes() == self.table.tobytes()
+            and state.cache.tobytes() == self.cache.tobytes()
             and len(pool.free) == self.ledger.pages.free
             and self.ledger.pages.are_exactly_free(pool.free)
         )
@@ -115,11 +118,13 @@ class FullChecker(StateChecker):
             self._name_what_is_wrong(operation)
             self.since_audit = 0
         self.checks.update(_FULL)
+        self.checks["KV-9"] += self.ledger.cache.on
         self._counts(operation)
         for growth in verdict.growth:
             if growth.end > growth.start:
                 row = self.row_of[growth.request]
-                self.stamps.write(growth.request, row, growth.start, state.slots[row, growth.start : growth.end])
+                slots = state.slots[row, growth.start : growth.end]
+                self.stamps.write(self.ledger.live[growth.request], row, growth.start, slots)
         self.stamps.check(state.slots, state.bound)
 
     def _expect(self, verdict: Legal) -> None:
@@ -130,12 +135,26 @@ class FullChecker(StateChecker):
                 row = self.row_of.pop(number)
                 self.records[:, row] = 0
                 self.stamps.forget(row, 0)
-        for growth in verdict.growth:
-            self.records[1:3, self.row_of[growth.request]] = growth.committed, growth.end
-        for number in verdict.trimmed:
-            held, row = live[number], self.row_of[number]
-            self.records[1:3, row] = held.committed, held.allocated
-            self.stamps.forget(row, held.allocated)
+        for number in (*(growth.request for growth in verdict.growth), *verdict.touched):
+            held = live[number]
+            self.records[:, self.row_of[number]] = held.protected, held.committed, held.allocated, 0, 0, *held.hole
+        for number in verdict.touched:
+            self.stamps.forget(self.row_of[number], live[number].allocated)
+        if self.ledger.cache.changed:
+            pages = list(self.ledger.cache.changed)
+            cached = [self.ledger.cache.by_page.get(page) for page in pages]
+            self.cache[:, pages] = np.array([one.column() if one else _NOT_CACHED for one in cached], dtype=np.int64).T
+
+    def _share(self) -> None:
+        """What lies on the cache's pages from now on, and whose slots belong to the cache."""
+        size = self.ledger.config.page_size
+        if self.ledger.published:
+            self.stamps.publish(_slots_of(self.ledger.published, size))
+        for number, start, end in self.ledger.shared_now:
+            held, row = self.ledger.live.get(number), self.row_of.get(number)
+            if held is not None and row is not None:  # else released at once
+                self.table[row, start:end] = _slots_of(held.pages[start // size : end // size], size)
+                self.stamps.share(held, row, start, end)
 
     def _name_what_is_wrong(self, operation: Operation) -> None:
         """Record, bounds, layout, owner: the first that does not hold. Every AUDIT_EVERY operations also where all
@@ -157,9 +176,16 @@ class FullChecker(StateChecker):
             inside = position < state.records[2, row]
             was, now = self.table[row, position], state.slots[row, position]
             what = f"row {row}, position {position} went from slot {was} to {now}"
+            if position < self.records[0, row]:
+                raise Broken("KV-9", f"after {operation.name}: {what} instead of the cache's {was}", rows=(row,))
             raise Broken("KV-3" if inside else "KV-13", f"after {operation.name}: {what}", rows=(row,))
         for violation in violations:
             raise _named(violation, operation)
+        if (state.cache != self.cache).any():
+            field, page = (int(i[0]) for i in np.nonzero(state.cache != self.cache))
+            found, right = state.cache[field, page], self.cache[field, page]
+            what = f"cached page {page}: {CACHE_FIELDS[field]} is {found}, should be {right}"
+            raise Broken("KV-9", f"after {operation.name}: {what}", pages=(page,))
         (pool,) = state.pools.values()
         if not self.ledger.pages.are_exactly_free(pool.free):
             raise Broken(
@@ -217,6 +243,12 @@ class SlotChecker(StateChecker):
                 )
 
 
+def _slots_of(pages: list[int], size: int) -> Int64:
+    slots: Int64 = (np.array(pages, dtype=np.int64)[:, None] * size + np.arange(size)).reshape(-1)
+    return slots
+
+
+_NOT_CACHED = (0,) * len(CACHE_FIELDS)
 _FULL = Counter({"KV-1": 1, "KV-2": 1, "KV-3": 1, "KV-4": 1, "KV-13": 1})
 _AUDITED_SLOTS = Counter({"KV-1": 1, "KV-2": 1})
 

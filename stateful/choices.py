@@ -18,19 +18,24 @@ from .operations import (
     Alloc,
     AllocDecode,
     AllocExtend,
+    Checkpoint,
     Clear,
     Commit,
     Decode,
+    Evict,
     Extend,
+    FillHole,
     Free,
     FreeSegment,
     Operation,
+    Prealloc,
     Release,
     ReleaseOverallocated,
     Retract,
     SpecReserve,
 )
 from .slot_ledger import SlotLedger
+from .texts import Prompt
 
 DRAWS = 64
 """Each draw is 0..63: room for every batch size below and every length kind, and still few enough to shrink at once."""
@@ -47,13 +52,23 @@ def members(candidates: Sequence[int], who: int, many: int) -> tuple[int, ...]:
 
 
 def settled(ledger: Ledger) -> list[int]:
-    """Live requests without an over-allocated tail."""
-    return [n for n, held in ledger.live.items() if held.committed == held.allocated]
+    """Live requests without an over-allocated tail and without a hole."""
+    return [n for n, held in ledger.live.items() if held.committed == held.allocated and not held.hole[1]]
+
+
+def whole(ledger: Ledger) -> list[int]:
+    """Live requests without a hole."""
+    return [n for n, held in ledger.live.items() if not held.hole[1]]
+
+
+def with_hole(ledger: Ledger) -> list[int]:
+    """Live requests with an open hole."""
+    return [n for n, held in ledger.live.items() if held.hole[1]]
 
 
 def _can_decode(ledger: Ledger) -> list[int]:
     limit = ledger.config.context_len
-    return [n for n, held in ledger.live.items() if held.committed == held.allocated < limit]
+    return [n for n in settled(ledger) if ledger.live[n].allocated < limit]
 
 
 def drafted(ledger: Ledger) -> list[int]:
@@ -97,6 +112,30 @@ def target(start: int, size: int, limit: int, room: int, much: int, *, bound: bo
     return max(min(want, most), min(least, limit))
 
 
+def prompt_of(ledger: Ledger, draw: int) -> tuple[Prompt, int]:
+    """A prompt and its extra key for a new request: its own, or what a request of late has said, cut at an edge."""
+    if not ledger.cache.on or draw % 4 == 0:
+        return (), 0
+    said = [(held.text, held.committed) for held in ledger.live.values()][-4:] + list(ledger.told)
+    if not said:
+        return (), (draw // 4) % 8 == 7
+    text, length = said[-1 - draw // 4 % len(said)]
+    size = ledger.config.page_size
+    edge = length // size * size
+    cut = (length, edge, edge + 1, edge - 1, length // 2, ledger.config.context_len, edge - size, size)[draw // 16 % 8]
+    if cut <= 0:
+        return (), text.salt
+    ends = [*text.starts[1:], cut]
+    prompt = [(min(end, cut), writer) for end, writer in zip(ends, text.writers, strict=True)]
+    kept = [pair for i, pair in enumerate(prompt) if not i or pair[0] > prompt[i - 1][0]]
+    return tuple(kept), (text.salt + 1) % 2 if draw % 64 == 63 else text.salt
+
+
+def _room(ledger: Ledger) -> int:
+    """Pages that a call can have, hits aside."""
+    return ledger.pages.free + ledger.cache.unlocked
+
+
 def _extend(ledger: Ledger, who: int, many: int, much: int) -> Operation:
     count = SIZES[many % len(SIZES)]
     old = [*settled(ledger), *ledger.retracted]
@@ -105,22 +144,63 @@ def _extend(ledger: Ledger, who: int, many: int, much: int) -> Operation:
     # Newest first: new requests are the newest of all.
     numbers = members([*old, *range(fresh + new - 1, fresh - 1, -1)], who, many) if old or new else (fresh,)
     rows = ledger.free_rows + (much % 32 == 31)
-    chosen, seq_lens, room = [], [], ledger.pages.free
+    size, limit = ledger.config.page_size, ledger.config.context_len
+    chosen, seq_lens, prompts, salts, room = [], [], [], [], _room(ledger)
     for i, number in enumerate(numbers):
-        held = ledger.get(number)
+        held, start = ledger.get(number), ledger.get(number).allocated
+        prompt: Prompt = ()
+        salt = 0
         if not held.bound:
             if rows <= 0:
                 continue
             rows -= 1
-        seq = target(
-            held.allocated, ledger.config.page_size, ledger.config.context_len, room, much + 5 * i, bound=held.bound
-        )
-        room = max(room - ledger.pages.needed(held.allocated, seq), 0)
+            if number >= fresh:  # Every other one says what its neighbour says.
+                prompt, salt = prompt_of(ledger, many * 7 + who * 5 + much * 3 + i // 2)
+            start = len(ledger.cache.find(ledger.text_of(number, prompt, salt), limit - 1)) * size
+        seq = target(start, size, limit, room, much + 5 * i, bound=held.bound)
+        room = max(room - ledger.pages.needed(start, max(seq, start)), 0)
         chosen.append(number)
         seq_lens.append(seq)
+        prompts.append(prompt)
+        salts.append(salt)
     if not chosen:  # Every candidate needs a row, and none is free: that is a shortage to be refused.
         return Extend((numbers[0],), (1,))
-    return Extend(tuple(chosen), tuple(seq_lens))
+    return Extend(tuple(chosen), tuple(seq_lens), prompts=tuple(prompts) if any(prompts) else (), salts=_salts(salts))
+
+
+def _salts(salts: list[int]) -> tuple[int, ...]:
+    return tuple(map(int, salts)) if any(salts) else ()
+
+
+def _prealloc(ledger: Ledger, who: int, many: int, much: int) -> Operation:
+    old = list(ledger.retracted)
+    number = members(old, who, 0)[0] if old and who % 4 == 3 else new_number(ledger)
+    prompt, salt = prompt_of(ledger, who + many) if number not in ledger.retracted else ((), 0)
+    size, limit = ledger.config.page_size, ledger.config.context_len
+    text = ledger.text_of(number, prompt, salt)
+    hit = len(ledger.cache.find(text, limit - 1)) * size
+    fill = target(hit, size, limit, _room(ledger), much, bound=False)
+    hit = len(ledger.cache.find(text, fill - 1)) * size
+    holes = (-1, hit + size, fill // size * size, hit + 2 * size, hit, (hit + fill) // 2 // size * size)
+    total = holes[many % len(holes)]
+    return Prealloc(number, fill, total if hit <= total <= fill else -1, prompt=prompt, salt=int(salt))
+
+
+def _fill_hole(ledger: Ledger, who: int, many: int, much: int) -> Operation:
+    return FillHole(members(with_hole(ledger), who, 0)[0])
+
+
+def _checkpoint(ledger: Ledger, who: int, many: int, much: int) -> Operation:
+    # Those first that have something to publish.
+    size, ready = ledger.config.page_size, whole(ledger)
+    unpublished = [n for n in ready if ledger.live[n].committed - ledger.live[n].protected > size]
+    return Checkpoint(members(unpublished or ready, who, 0)[0])
+
+
+def _evict(ledger: Ledger, who: int, many: int, much: int) -> Operation:
+    size, unlocked = ledger.config.page_size, ledger.cache.unlocked
+    pages = (1, 2, 0, unlocked, unlocked + 1, 3, unlocked - 1, unlocked // 2)[much % 8]
+    return Evict(max(max(pages, 0) * size - (size // 2 if much // 8 % 2 else 0), 0))
 
 
 def _kept(ledger: Ledger, requests: tuple[int, ...], draw: int) -> bool:
@@ -135,7 +215,7 @@ def _decode(ledger: Ledger, who: int, many: int, much: int) -> Operation:
 def _spec_reserve(ledger: Ledger, who: int, many: int, much: int) -> Operation:
     size, most = ledger.config.page_size, ledger.reserve
     reserve = (1, size, size + 1, most, most // 2, size - 1, 2 * size, most - 1)[much % 8]
-    requests = members(list(ledger.live), who, many)
+    requests = members(whole(ledger), who, many)
     return SpecReserve(requests, max(1, min(reserve, most)), _kept(ledger, requests, much // 8))
 
 
@@ -154,7 +234,7 @@ def _release_overallocated(ledger: Ledger, who: int, many: int, much: int) -> Op
 
 
 def _release(ledger: Ledger, who: int, many: int, much: int) -> Operation:
-    return Release(members(list(ledger.live), who, many // 4), bool(much % 2))
+    return Release(members(list(ledger.live), who, many // 4), much % 4 != 0)
 
 
 def _retract(ledger: Ledger, who: int, many: int, much: int) -> Operation:
@@ -207,13 +287,18 @@ Pick = dict[str, Callable[[Any, int, int, int], Operation]]
 ENGINE_POSSIBLE: Possible = {
     "extend": lambda ledger: True,
     "decode": lambda ledger: any(
-        held.committed == held.allocated < ledger.config.context_len for held in ledger.live.values()
+        held.committed == held.allocated < ledger.config.context_len and not held.hole[1]
+        for held in ledger.live.values()
     ),
-    "spec_reserve": lambda ledger: ledger.reserve and ledger.live,
+    "spec_reserve": lambda ledger: ledger.reserve and whole(ledger),
     "commit": _has_draft,
     "release_overallocated": _has_draft,
     "release": lambda ledger: ledger.live,
     "retract": lambda ledger: ledger.live,
+    "prealloc": lambda ledger: True,
+    "fill_hole": with_hole,
+    "checkpoint": lambda ledger: ledger.cache.on and whole(ledger),
+    "evict": lambda ledger: ledger.cache.on,
     "bad_call": lambda ledger: True,
 }
 ENGINE_PICK: Pick = {
@@ -224,6 +309,10 @@ ENGINE_PICK: Pick = {
     "release_overallocated": _release_overallocated,
     "release": _release,
     "retract": _retract,
+    "prealloc": _prealloc,
+    "fill_hole": _fill_hole,
+    "checkpoint": _checkpoint,
+    "evict": _evict,
 }
 SLOT_POSSIBLE: Possible = {
     "alloc": lambda ledger: True,

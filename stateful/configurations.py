@@ -26,6 +26,8 @@ SPECULATION = (
 )
 """EAGLE chains and trees, and DFlash blocks, small enough that a reserve of 2K fits a pool of a few pages."""
 
+EVICTION = ("lru", "lru", "lfu", "lru", "fifo")
+
 
 def configuration(
     level: str, pages: int, rows: int, shape: int, *, checked: bool = False, device: str = "cpu"
@@ -40,7 +42,14 @@ def configuration(
         return Configuration(page_size, num_pages, 1, context_len, device, checked=checked, level="slots")
     if max_requests >= 17:  # Room for batches of 17, each with a page or two.
         num_pages = max(num_pages, 40)
-    speculation = SPECULATION[(shape + rows) % len(SPECULATION)]
     return Configuration(
-        page_size, num_pages, max_requests, context_len, device, speculation=speculation, checked=checked
+        page_size,
+        num_pages,
+        max_requests,
+        context_len,
+        device,
+        prefix_cache="none" if (shape + pages) % 4 == 0 else "radix",
+        eviction=EVICTION[(rows + shape) % len(EVICTION)],
+        speculation=SPECULATION[(shape + rows) % len(SPECULATION)],
+        checked=checked,
     )

@@ -120,7 +120,7 @@ def _rule(name: str, possible: dict[str, Callable[[Any], Any]]) -> Any:
 
 
 class PathMachine(Machine):
-    """Every interleaving of the paths: extend, decode, reserve, commit, trim, release, retract, and bad calls."""
+    """Every interleaving of the paths and of what moves the prefix cache, and bad calls."""
 
     level = "engine"
     pick = ENGINE_PICK
@@ -131,6 +131,10 @@ class PathMachine(Machine):
     release_overallocated = _rule("release_overallocated", ENGINE_POSSIBLE)
     release = _rule("release", ENGINE_POSSIBLE)
     retract = _rule("retract", ENGINE_POSSIBLE)
+    prealloc = _rule("prealloc", ENGINE_POSSIBLE)
+    fill_hole = _rule("fill_hole", ENGINE_POSSIBLE)
+    checkpoint = _rule("checkpoint", ENGINE_POSSIBLE)
+    evict = _rule("evict", ENGINE_POSSIBLE)
     bad_call = _rule("bad_call", ENGINE_POSSIBLE)
 
 

@@ -17,6 +17,7 @@ from ..errors import KVCacheError
 from .configuration import Configuration
 from .operations import BadCall, Operation, RawCall
 from .replay import Failure, run
+from .texts import Prompt
 
 Operations = tuple[Operation, ...]
 Try = Callable[[Configuration, Operations], Failure | None]
@@ -127,13 +128,21 @@ def _simpler(operation: Operation) -> Iterator[Operation]:
     if isinstance(operation, RawCall):
         return
     values = {f.name: getattr(operation, f.name) for f in fields(operation)}
-    longest = max((len(value) for value in values.values() if isinstance(value, tuple)), default=0)
+    longest = max((len(value) for name, value in values.items() if isinstance(value, tuple)), default=0)
     if longest > 1:
         yield from (_members(operation, [i for i in range(longest) if i != gone]) for gone in range(longest))
     for name, value in values.items():
         if name in ("request", "requests"):
             continue
-        if isinstance(value, tuple):
+        if name == "prompts":
+            if value:
+                yield replace(operation, **{name: ()})
+            for i, prompt in enumerate(value):
+                for simpler in _simpler_prompts(prompt):
+                    yield replace(operation, **{name: (*value[:i], simpler, *value[i + 1 :])})
+        elif name == "prompt":
+            yield from (replace(operation, **{name: simpler}) for simpler in _simpler_prompts(value))
+        elif isinstance(value, tuple):
             for i, number in enumerate(value):
                 for less in _less(number):
                     yield replace(operation, **{name: (*value[:i], less, *value[i + 1 :])})
@@ -141,6 +150,13 @@ def _simpler(operation: Operation) -> Iterator[Operation]:
             yield replace(operation, **{name: False})
         elif isinstance(value, int) and value is not False:
             yield from (replace(operation, **{name: less}) for less in _less(value))
+
+
+def _simpler_prompts(prompt: Prompt) -> Iterator[Prompt]:
+    """Without one segment, or with one that ends earlier."""
+    for i, (end, writer) in enumerate(prompt):
+        yield (*prompt[:i], *prompt[i + 1 :])
+        yield from ((*prompt[:i], (less, writer), *prompt[i + 1 :]) for less in _less(end) if less)
 
 
 def _less(number: int) -> Iterator[int]:
@@ -183,6 +199,10 @@ def _changes(config: Configuration) -> Iterator[dict[str, Any]]:
         yield from ({name: less} for less in _less(getattr(config, name)) if less)
     if config.checked:
         yield {"checked": False}
+    if config.prefix_cache != "none":
+        yield {"prefix_cache": "none", "eviction": "lru"}
+    if config.eviction != "lru":
+        yield {"eviction": "lru"}
 
 
 def _fewer_operations_in_less_room(best: Failure, attempt: Try) -> Failure:
@@ -221,4 +241,13 @@ def _with_numbers(operation: Operation, order: dict[int, int]) -> Operation:
             new[f.name] = order.setdefault(value, len(order) + 1)
         elif f.name == "requests":
             new[f.name] = tuple(order.setdefault(number, len(order) + 1) for number in value)
+        elif f.name == "prompt":
+            new[f.name] = _rewritten(value, order)
+        elif f.name == "prompts":
+            new[f.name] = tuple(_rewritten(prompt, order) for prompt in value)
     return replace(operation, **new)
+
+
+def _rewritten(prompt: Prompt, order: dict[int, int]) -> Prompt:
+    """The writers that are requests under their new numbers."""
+    return tuple((end, order.setdefault(w, len(order) + 1) if w > 0 else w) for end, w in prompt)

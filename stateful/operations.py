@@ -12,6 +12,8 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from .texts import Prompt
+
 Numbers = tuple[int, ...]
 
 
@@ -38,6 +40,47 @@ class Extend(Operation):
     requests: Numbers
     seq_lens: Numbers
     tokens: Numbers = ()  # how many tokens each request has; as many as seq_lens where nothing is said
+    prompts: tuple[
+        Prompt, ...
+    ] = ()  # of new requests: who wrote their tokens up to where; all their own where () is said
+    salts: Numbers = ()  # of new requests: the extra key of their prefix, 0 for none
+
+
+@dataclass(frozen=True, slots=True)
+class Prealloc(Operation):
+    """Room for `fill_len` tokens of a request without a row; those up to `total_prefix_len` come from elsewhere."""
+
+    name: ClassVar[str] = "prealloc"
+    request: int
+    fill_len: int
+    total_prefix_len: int = -1  # -1: what the cache hits
+    tokens: int = -1  # how many tokens the request has; -1: fill_len
+    prompt: Prompt = ()
+    salt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FillHole(Operation):
+    """Slots for the hole that a pre-allocation has left."""
+
+    name: ClassVar[str] = "fill_hole"
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint(Operation):
+    """Publish the committed whole pages of a request that goes on."""
+
+    name: ClassVar[str] = "checkpoint"
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evict(Operation):
+    """Take pages for `tokens` tokens out of the prefix cache, or all that nobody holds."""
+
+    name: ClassVar[str] = "evict"
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +122,7 @@ class ReleaseOverallocated(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Release(Operation):
-    """Finish or abort requests."""
+    """Finish or abort requests. `checkpoint`: the prefix cache keeps what it can key."""
 
     name: ClassVar[str] = "release"
     requests: Numbers
@@ -166,7 +209,9 @@ class BadCall(Operation):
         return f"bad_call {self.kind}: {self.call}"
 
 
-ENGINE_OPERATIONS = (Extend, Decode, SpecReserve, Commit, ReleaseOverallocated, Release, Retract)
+ENGINE_OPERATIONS = (
+    Extend, Decode, SpecReserve, Commit, ReleaseOverallocated, Release, Retract, Prealloc, FillHole, Checkpoint, Evict,
+)  # fmt: skip
 SLOT_OPERATIONS = (Alloc, AllocExtend, AllocDecode, Free, FreeSegment, Clear)
 BY_NAME: dict[str, type[Operation]] = {c.name: c for c in (*ENGINE_OPERATIONS, *SLOT_OPERATIONS, RawCall)}
 
@@ -200,13 +245,23 @@ def parse(line: str) -> Operation:
         raise MalformedOperation(f"{head}: {str(error).partition(') ')[2] or error}") from None
 
 
-_WORDS = {"Numbers": "a list of integers, as in [1,2]", "int": "an integer", "bool": "true or false"}
+_WORDS = {
+    "Numbers": "a list of integers, as in [1,2]",
+    "Prompt": "a list of [end, writer], as in [[8,1],[12,2]]",
+    "tuple[Prompt, ...]": "a list of prompts, one a request, as in [[],[[8,1]]]",
+    "int": "an integer",
+    "bool": "true or false",
+}
 
 
 def _fits(kind: str, value: Any) -> bool:
     """Whether a value read from a line is of the field's kind."""
     if kind == "Numbers":
         return isinstance(value, tuple) and all(type(number) is int for number in value)
+    if kind == "Prompt":
+        return isinstance(value, tuple) and all(_fits("Numbers", pair) and len(pair) == 2 for pair in value)
+    if kind == "tuple[Prompt, ...]":
+        return isinstance(value, tuple) and all(_fits("Prompt", prompt) for prompt in value)
     return {"int": type(value) is int, "bool": type(value) is bool}.get(kind, True)
 
 

@@ -3,8 +3,8 @@
 print(page_map(before, after))
 
     page     1  2  3  4
-    before   a  .  .  .
-    after    a  a  !  .      ! two places at once    ? nowhere    . free
+    before   a  .  .  #
+    after    a  a  !  #      ! two places at once    ? nowhere    . free    # in the prefix cache
     a = request 1 (row 1): committed 5, allocated 8, slots 4 5 6 7 8 9 10 11
 """
 
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from string import ascii_lowercase
+
+import numpy as np
 
 from ..snapshots import PoolState, Snapshot
 
@@ -40,7 +42,7 @@ def page_map(before: Snapshot, after: Snapshot) -> str:
             for title, places in maps.items():
                 lines.append(f"{title:<7}" + "".join(f"{_symbol(places[page]):>3}" for page in line))
     shown = "".join(lines)
-    legend = [("!", "two places at once"), ("?", "nowhere"), (".", "free")]
+    legend = [("!", "two places at once"), ("?", "nowhere"), (".", "free"), ("#", "in the prefix cache")]
     lines.append("       " + "   ".join(f"{sign} {text}" for sign, text in legend if sign in shown))
     for state in (before, after):
         title = "before" if state is before else "after"
@@ -48,9 +50,11 @@ def page_map(before: Snapshot, after: Snapshot) -> str:
             record = state.record(row)
             slots = " ".join(map(str, state.row_slots(row)[:40]))
             more = " ..." if record["allocated"] > 40 else ""
+            shared = f"protected {record['protected']}, " if record["protected"] else ""
+            hole = f"hole {record['hole_lo']}..{record['hole_hi']}, " if record["hole_hi"] else ""
             lines.append(
-                f"{title:<7} {letters[number]} = request {number} (row {row}): committed {record['committed']}, "
-                f"allocated {record['allocated']}, slots {slots or 'none'}{more}"
+                f"{title:<7} {letters[number]} = request {number} (row {row}): {shared}"
+                f"committed {record['committed']}, allocated {record['allocated']}, {hole}slots {slots or 'none'}{more}"
             )
     return "\n".join(lines)
 
@@ -66,9 +70,13 @@ def _places(state: Snapshot, pool: PoolState, letters: dict[object, str]) -> dic
     for part in (pool.free, pool.staged, pool.queued):
         for page in part.tolist():
             places[page].append(".")
+    for page in np.flatnonzero(state.cache[0]).tolist():
+        places[page].append("#")
     for row, number in state.bound.items():
-        for slot in state.row_slots(row)[:: state.page_size].tolist():
-            places[slot // state.page_size].append(letters[number])
+        record, size = state.record(row), state.page_size
+        for position in range(record["protected"], record["allocated"], size):
+            if not record["hole_lo"] <= position < record["hole_hi"]:
+                places[int(state.slots[row, position]) // size].append(letters[number])
     return places
 
 

@@ -2,7 +2,7 @@
 
 pages = PageLedger(num_pages=8, page_size=4)
 pages.grow(request, start=3, end=9, slots)      # the subject chose the slots; they have to fit and be free
-pages.give_back(request, keep=1)
+pages.give_back([3, 4])
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from .verdicts import Broken, Held
 
 Int64 = NDArray[np.int64]
+
+CACHE = -1
+"""The owner of a page that the prefix cache holds."""
 
 FEW = 16
 """Up to here plain Python beats numpy's fixed cost a call."""
@@ -50,17 +53,22 @@ class PageLedger:
             return
         first_new = -(-start // size)
         new = slots[first_new * size - start :: size] // size
+        at = first_new
         for page in new.tolist():
             if page == 0:
                 raise Broken("KV-2", f"request {held.number} was given the padding page", pages=(0,))
             if not 0 < page <= self.num_pages:
                 raise Broken("KV-1", f"request {held.number} was given page {page} of 1..{self.num_pages}")
             if page in self.owner:
-                whose = f"already holds for request {self.owner[page]}"
+                whose = f"request {self.owner[page]} holds" if self.owner[page] != CACHE else "the prefix cache holds"
                 raise Broken("KV-1", f"request {held.number} was given page {page}, which {whose}", pages=(page,))
             self.owner[page] = held.number
             self.unheld.discard(page)
-            held.pages.append(page)
+            if at == len(held.pages):
+                held.pages.append(page)
+            else:
+                held.pages[at] = page
+            at += 1
         expected: Sequence[int] | Int64
         if end - start <= FEW:
             pages = held.pages
@@ -78,11 +86,13 @@ class PageLedger:
                 f"request {held.number}, position {start + at}: slot {slots[at]}, its page makes it {expected[at]}",
             )
 
-    def give_back(self, held: Held, keep: int) -> int:
-        """Free the pages past the first `keep`; returns how many."""
-        gone = held.pages[keep:]
-        for page in gone:
+    def publish(self, pages: Sequence[int]) -> None:
+        """These pages are the prefix cache's from now on."""
+        for page in pages:
+            self.owner[page] = CACHE
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """Nobody holds these pages any more."""
+        for page in pages:
             del self.owner[page]
-        self.unheld.update(gone)
-        del held.pages[keep:]
-        return len(gone)
+        self.unheld.update(pages)

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from .operations import BadCall, Commit, Extend, Operation, Release
+from .operations import BadCall, Checkpoint, Commit, Evict, Extend, Operation, Release
 from .verdicts import Legal, Short, Verdict
 
 
@@ -30,6 +30,8 @@ class Reach:
         """Count what can only be seen before the ledger moves."""
         if not isinstance(verdict, Legal) or isinstance(operation, BadCall):
             return
+        if verdict.hits and verdict.pages > ledger.pages.free and ledger.cache.pinned(path for _, path in verdict.hits):
+            self.states["batch evicts its own hit"] += 1  # or would, if it did not hold it first
         if isinstance(operation, Extend):
             size = ledger.config.page_size
             for growth in verdict.growth:
@@ -61,7 +63,9 @@ class Reach:
                 self.states[f"short of {verdict.pool}"] += 1
         else:
             growth = verdict.growth
-            if not growth or any(g.end > g.start for g in growth) or _settles(operation):
+            if isinstance(operation, (Release, Checkpoint)) and ledger.duplicates:
+                self.states["duplicate insert"] += 1
+            if _takes_effect(operation, verdict, ledger):
                 counter["changed"] += 1
             if growth:
                 self.states[f"batch of {len(growth)}"] += 1
@@ -72,19 +76,25 @@ class Reach:
             states["three or more live"] += 1
         size = ledger.config.page_size
         near = ledger.near_the_limit
-        partial = over = full = False
+        partial = over = full = hole = shared = leaf = False
         for held in ledger.live.values():
             partial |= held.allocated % size != 0
             over |= held.committed < held.allocated
             full |= held.committed > near
-        if partial:
-            states["partial tail"] += 1
-        if over:
-            states["over-allocated tail"] += 1
-        if full:
-            states["row nearly full"] += 1
-        if not ledger.free_rows:
-            states["rows full"] += 1
+            hole |= held.hole[1] > 0
+            if held.shared:
+                shared |= held.shared[0].locks > 1
+                leaf |= not held.shared[-1].children
+        for name, reached in (
+            ("partial tail", partial),
+            ("over-allocated tail", over),
+            ("row nearly full", full),
+            ("hole open", hole),
+            ("shared page", shared),
+            ("locked leaf", leaf),
+            ("rows full", not ledger.free_rows),
+        ):
+            states[name] += reached
 
     def add(self, other: Reach) -> None:
         """Add another run's counts."""
@@ -96,5 +106,12 @@ class Reach:
         self.kernels.update(other.kernels)
 
 
-def _settles(operation: Operation) -> bool:
-    return isinstance(operation, Commit) and any(operation.accepted)
+def _takes_effect(operation: Operation, verdict: Legal, ledger: Any) -> bool:
+    """Whether a legal operation has changed anything."""
+    if isinstance(operation, Commit):
+        return any(operation.accepted)
+    if isinstance(operation, Checkpoint):
+        return bool(ledger.shared_now)
+    if isinstance(operation, Evict):
+        return bool(ledger.cache.changed)
+    return not verdict.growth or bool(verdict.hits) or any(g.end > g.start for g in verdict.growth)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ContractError, KVCacheOutOfMemory
 from .checkers import FullChecker, SlotChecker
@@ -25,13 +26,17 @@ from .operations import (
     AllocDecode,
     AllocExtend,
     BadCall,
+    Checkpoint,
     Clear,
     Commit,
     Decode,
+    Evict,
     Extend,
+    FillHole,
     Free,
     FreeSegment,
     Operation,
+    Prealloc,
     RawCall,
     Release,
     ReleaseOverallocated,
@@ -74,6 +79,8 @@ class Runner:
     def step(self, operation: Operation) -> Outcome:
         """Perform one operation; Broken if the subject does anything but what the ledger expects."""
         verdict = self.ledger.expected(operation)
+        if isinstance(verdict, Legal) and verdict.hits and self.ledger.cache.on:
+            self._peek(operation, verdict)
         self.checker.before(operation, verdict)
         self.reach.about_to(operation, verdict, self.ledger)
         call = operation.call if isinstance(operation, BadCall) else operation
@@ -101,6 +108,15 @@ class Runner:
         self.reach.count(operation, verdict, self.ledger)
         return outcome
 
+    def _peek(self, operation: Operation, verdict: Legal) -> None:
+        """What a new request would hit, asked before it does; that asking has no effect shows in the state after it."""
+        size = self.config.page_size
+        new = [growth for growth in verdict.growth if not self.ledger.get(growth.request).bound]
+        for growth, (text, path) in zip(new[:1], verdict.hits, strict=False):
+            found = self.subject.peek(growth.request, text.tokens(growth.end), text.salt)
+            if found != len(path) * size:
+                raise Broken("KV-9", f"{operation.name} would hit {found} tokens, should be {len(path) * size}")
+
     def finish(self) -> None:
         """The last recount."""
         self.checker.at_end()
@@ -121,11 +137,12 @@ class Runner:
                     raise Broken("KV-3", f"{operation.name} returned {out.tolist()}, the rows hold {rows.tolist()}")
             free_before = self.ledger.pages.free
             self.ledger.apply(operation, verdict, self.checker.read_row)
-            if isinstance(operation, ReleaseOverallocated):
+            if isinstance(operation, (ReleaseOverallocated, Evict)):
                 # That so many came back in truth is the checker's business: it compares what is free with the ledger.
                 given_back = (self.ledger.pages.free - free_before) * self.config.page_size
                 if out != given_back:
-                    raise Broken("KV-8", f"{operation.name} says it gave {out} slots back, it is {given_back}")
+                    clause = "KV-9" if isinstance(operation, Evict) else "KV-8"
+                    raise Broken(clause, f"{operation.name} says it gave {out} slots back, it is {given_back}")
         self.checker.after(operation, verdict)
 
     def _refused(self, operation: Operation, verdict: Verdict, outcome: Outcome) -> None:
@@ -151,14 +168,12 @@ class Runner:
                 raise Broken(
                     error.clause, f"{name} is short of '{verdict.pool}' and was refused as a bad call: {error}"
                 )
-            case Short(pool, need, free), Refused(_, error):
+            case Short(pool, need, free, reclaimable), Refused(_, error):
                 self.checker.unchanged(operation)
                 told = (error.pool, error.need, error.free, error.reclaimable)
-                if told != (pool, need, free, 0):
-                    raise Broken(
-                        "KV-6",
-                        f"{name}: pool, need, free, reclaimable are {told}, should be {(pool, need, free, 0)}",
-                    )
+                should = (pool, need, free, reclaimable)
+                if told != should:
+                    raise Broken("KV-6", f"{name}: pool, need, free, reclaimable are {told}, should be {should}")
                 self.reach.checks["KV-6"] += 1
             case Bad(), Done():
                 raise Broken("KV-15", f"{name} cannot be right and was accepted")
@@ -172,10 +187,12 @@ class Runner:
                 self.reach.checks["KV-15"] += 1
 
     def _call_engine(self, operation: Operation) -> Any:
-        subject = self.subject
+        subject, ledger = self.subject, self.ledger
         match operation:
             case Extend(requests, seq_lens, tokens):
-                return subject.extend(requests, seq_lens, tokens)
+                texts = ledger.texts_of(operation)
+                known = [text.tokens(length) for text, length in zip(texts, tokens or seq_lens, strict=False)]
+                return subject.extend(requests, seq_lens, known, [text.salt for text in texts])
             case Decode(requests, kept):
                 return subject.decode(requests, kept)
             case SpecReserve(requests, reserve, kept):
@@ -185,10 +202,26 @@ class Runner:
             case ReleaseOverallocated(request):
                 return subject.release_overallocated(request)
             case Release(requests, checkpoint):
-                return subject.release(requests, checkpoint)
+                return subject.release(requests, checkpoint, [self._tokens_of(number) for number in requests])
             case Retract(requests):
                 return subject.retract(requests)
+            case Prealloc(request, fill_len, total_prefix_len, tokens):
+                text = ledger.text_of(request, operation.prompt, operation.salt)
+                known = text.tokens(fill_len if tokens < 0 else tokens)
+                return subject.prealloc(request, fill_len, total_prefix_len, known, text.salt)
+            case FillHole(request):
+                return subject.fill_hole(request)
+            case Checkpoint(request):
+                return subject.checkpoint(request, self._tokens_of(request))
+            case Evict(tokens):
+                return subject.evict(tokens)
         raise TypeError(f"the engine level has no operation {operation.name}")
+
+    def _tokens_of(self, number: int) -> NDArray[np.int32]:
+        """As many tokens as a request has once it has committed so many: one more, whose KV is to come."""
+        held = self.ledger.get(number)
+        tokens: NDArray[np.int32] = held.text.tokens(held.committed + 1)
+        return tokens
 
     def _call_slots(self, operation: Operation) -> Any:
         subject, ledger = self.subject, self.ledger

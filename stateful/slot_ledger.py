@@ -116,7 +116,8 @@ class SlotLedger:
         held = self.live.get(number)
         if held is None:
             return
-        self.pages.give_back(held, keep)
+        self.pages.give_back(held.pages[keep:])
+        del held.pages[keep:]
         held.committed = held.allocated = min(held.allocated, keep * self.config.page_size)
         if not held.pages:
             del self.live[number]

@@ -1,7 +1,7 @@
 """Marks in every slot: what was written there, and by whom. Aliasing shows as wrong data, not only in the books.
 
 stamps = Stamps(num_slots, table_shape)
-stamps.write(request, row, start, slots)
+stamps.write(held, row, start, slots)
 stamps.check(req_to_token, bound)             # Broken if someone else has written into a live slot since
 """
 
@@ -12,18 +12,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .verdicts import Broken
+from .texts import Text
+from .verdicts import Broken, Held
 
 _MIX = 0x2545F4914F6CDD1D
 
 
-def content_of(request: int, position: Any) -> Any:
-    """The content stamp: a hash of the request's tokens up to `position`, int64; tells every pair apart below 2**31."""
-    return (position + (request << 32)) * np.int64(_MIX)
+def content_of(prefix: Any, position: Any) -> Any:
+    """The content stamp: a hash of what is said up to `position`, int64, from the number that `texts` knows the prefix
+    by; tells every pair apart below 2**31."""
+    return (position + (np.int64(prefix) << 32)) * np.int64(_MIX)
+
+
+def contents(text: Text, start: int, end: int) -> NDArray[np.int64]:
+    """The content stamps of positions [start, end) of a text."""
+    stamps: NDArray[np.int64] = content_of(text.prefixes_at(start, end), np.arange(start, end))
+    return stamps
 
 
 class Stamps:
-    """The pretended KV buffer, on the host: a content and an owner stamp in each slot, and which are expected where."""
+    """The pretended KV buffer, on the host: a content and an owner stamp in each slot, and which are expected where.
+
+    The owner is the request whose page it is, 0 for what belongs to the prefix cache.
+    """
 
     def __init__(self, num_slots: int, table_shape: tuple[int, ...]) -> None:
         # Slot 0 stays zero: positions that mean nothing are read there and expect zero.
@@ -31,14 +42,25 @@ class Stamps:
         self.expected = np.zeros((*table_shape, 2), dtype=np.int64)
         self.live = np.zeros(table_shape, dtype=np.int32)
 
-    def write(self, request: int, row: int, start: int, slots: NDArray[Any]) -> None:
+    def write(self, held: Held, row: int, start: int, slots: NDArray[Any]) -> None:
         """Stamp the positions from `start` on through their slots."""
         position = slice(start, start + len(slots))
         stamp = self.expected[row, position]
-        stamp[:, 0] = content_of(request, np.arange(position.start, position.stop))
-        stamp[:, 1] = request
+        stamp[:, 0] = contents(held.text, position.start, position.stop)
+        stamp[:, 1] = held.number
         self.live[row, position] = 1
         self.written[slots] = stamp
+
+    def share(self, held: Held, row: int, start: int, end: int) -> None:
+        """[start, end) of the row lies on pages of the prefix cache, where somebody has written it."""
+        stamp = self.expected[row, start:end]
+        stamp[:, 0] = contents(held.text, start, end)
+        stamp[:, 1] = 0
+        self.live[row, start:end] = 1
+
+    def publish(self, slots: NDArray[Any]) -> None:
+        """These slots belong to the prefix cache from now on."""
+        self.written[slots, 1] = 0
 
     def forget(self, row: int, start: int) -> None:
         """Positions from `start` on of a row mean nothing any more."""
@@ -53,8 +75,7 @@ class Stamps:
             row, position = (int(i[0]) for i in np.nonzero(wrong.any(axis=2)))
             slot = int(req_to_token[row, position])
             writer = int(self.written[slot, 1])
+            wrote = f"request {writer} wrote" if writer else "another request wrote for the prefix cache"
             raise Broken(
-                "KV-1",
-                f"request {bound.get(row)}, position {position}: slot {slot} holds what request {writer} wrote",
-                rows=(row,),
+                "KV-1", f"request {bound.get(row)}, position {position}: slot {slot} holds what {wrote}", rows=(row,)
             )

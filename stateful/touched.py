@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..auditing import audit
-from ..snapshots import Snapshot
+from ..snapshots import CACHE_FIELDS, Snapshot
 from .checkers import GIVES_BACK
 from .configuration import Configuration
 from .ledger import Ledger
-from .operations import Commit, Operation, Release, ReleaseOverallocated, Retract
-from .stamps import content_of
+from .operations import Checkpoint, Commit, Operation, Release, ReleaseOverallocated, Retract
+from .stamps import contents
 from .verdicts import Broken, Growth, Legal, Verdict
 
 Int64 = NDArray[np.int64]
@@ -73,6 +73,8 @@ class TouchedChecker:
                 self._read_back(number, 0)
         elif isinstance(operation, ReleaseOverallocated):
             self._read_back(operation.request, self.ledger.live[operation.request].committed)
+        elif isinstance(operation, Checkpoint):
+            self._read_back(operation.request, self.ledger.live[operation.request].protected)
 
     def observe(self) -> None:
         """Forget what was read before the call."""
@@ -102,14 +104,16 @@ class TouchedChecker:
         """After a call that succeeded and that the ledger has entered."""
         for clause in _TOUCHED:
             self.checks[clause] += 1
+        self.checks["KV-9"] += self.ledger.cache.on
         if isinstance(operation, (Release, Retract)):
             self._released(operation)
         grown = [growth for growth in verdict.growth if growth.end > growth.start]
         # Whose lengths stay is compared when they move next: a commit follows every reserve.
         for growth in verdict.growth if isinstance(operation, Commit) else grown:
             self._record(operation, growth.request)
-        for number in verdict.trimmed:
+        for number in verdict.touched:
             self._record(operation, number)
+        self._share(operation)
         self._counts(operation)
         self._stamp(grown)
         self.since_recount += 1
@@ -131,9 +135,9 @@ class TouchedChecker:
 
     def _record(self, operation: Operation, request: int) -> None:
         held, found = self.ledger.live[request], self.subject.lengths(request)
-        if found != (0, held.committed, held.allocated):
-            should = f"should be {(0, held.committed, held.allocated)}"
-            message = f"request {request} has protected, committed, allocated {found}, {should}"
+        right = (held.protected, held.committed, held.allocated)
+        if found != right:
+            message = f"request {request} has protected, committed, allocated {found}, should be {right}"
             raise Broken("KV-4", f"after {operation.name}: {message}", rows=(self.subject.row_of(request),))
 
     def _released(self, operation: Release | Retract) -> None:
@@ -152,22 +156,40 @@ class TouchedChecker:
         if available != expected:
             raise Broken(clause, f"after {operation.name}: {available} tokens are free, should be {expected}")
 
+    def _share(self, operation: Operation) -> None:
+        """Positions that lie on the cache's pages from now on: those pages, and what was written there."""
+        size = self.ledger.config.page_size
+        for number, start, end in self.ledger.shared_now:
+            held = self.ledger.live.get(number)
+            if held is None:  # released at once
+                continue
+            row, slots = self._row(number), self.subject.row(number, start, end)
+            right = np.array(held.pages[start // size : end // size], dtype=np.int64)[:, None] * size + np.arange(size)
+            if not np.array_equal(slots, right.reshape(-1)):
+                message = f"request {number} does not hold the cache's pages at positions {start}..{end}"
+                raise Broken("KV-9", f"after {operation.name}: {message}", rows=(row,))
+            self.table[row, start:end] = slots
+            self._same_marks(number, start, slots, row)
+
     def _stamp(self, grown: list[Growth]) -> None:
         """Write the marks of the new positions through their slots."""
         for growth in grown:
             number, start, end = growth.request, growth.start, growth.end
             slots = self.read_row(number, start, end)
             self.table[self.row_of[number], start:end] = slots
-            self.content[slots] = content_of(number, np.arange(start, end))
+            self.content[slots] = contents(self.ledger.live[number].text, start, end)
             self.owner[slots] = number
 
     def _read_back(self, request: int, start: int) -> None:
         """Positions from `start` on, through the row, before they are given back."""
-        row, end = self._row(request), self.ledger.live[request].allocated
-        slots = self.subject.row(request, start, end)
-        if len(slots) != end - start:
-            raise Broken("KV-3", f"request {request} has {len(slots)} slots at positions {start}..{end}", rows=(row,))
-        self._same_marks(request, start, slots, row)
+        row, held = self._row(request), self.ledger.live[request]
+        for begin, end in ((start, held.hole[0]), (max(start, held.hole[1]), held.allocated)):  # not in an open hole
+            if begin < end:
+                slots = self.subject.row(request, begin, end)
+                if len(slots) != end - begin:
+                    message = f"request {request} has {len(slots)} slots at positions {begin}..{end}"
+                    raise Broken("KV-3", message, rows=(row,))
+                self._same_marks(request, begin, slots, row)
 
     def _same_marks(self, request: int, start: int, slots: NDArray[Any], row: int) -> None:
         """The row holds the slots that it was given, and they hold what was written there."""
@@ -176,7 +198,10 @@ class TouchedChecker:
             at = start + int((slots != self.table[row, start:end]).argmax())
             message = f"request {request}, position {at} went from slot {self.table[row, at]} to {slots[at - start]}"
             raise Broken("KV-3", message, rows=(row,))
-        wrong = (self.content[slots] != content_of(request, np.arange(start, end))) | (self.owner[slots] != request)
+        held = self.ledger.live[request]
+        wrong = self.content[slots] != contents(held.text, start, end)
+        own = max(held.protected - start, 0)
+        wrong[own:] |= self.owner[slots[own:]] != request  # before that it is whoever wrote it for the cache
         if wrong.any():
             at = int(wrong.argmax())
             message = f"slot {slots[at]} holds what request {self.owner[slots[at]]} wrote"
@@ -192,7 +217,8 @@ class TouchedChecker:
             raise Broken("KV-4", f"{said}: rows are bound as {state.bound}, should be {bound}")
         records = np.zeros_like(state.records[:-1])
         for row, number in bound.items():
-            records[1:3, row] = live[number].committed, live[number].allocated
+            held = live[number]
+            records[:, row] = held.protected, held.committed, held.allocated, 0, 0, *held.hole
         for row in np.flatnonzero((records != state.records[:-1]).any(axis=0)).tolist():
             raise Broken("KV-4", f"{said}: row {row} has the record {state.record(row)}", rows=(row,))
         violations = audit(state)
@@ -207,8 +233,19 @@ class TouchedChecker:
             raise Broken(clause, f"{said}: {what}", rows=(row,))
         for violation in violations:
             raise Broken(violation.clause, f"{said}: {violation.message}", violation.pages, violation.rows)
+        self._recount_cache(state, said)
         (pool,) = state.pools.values()
         if not self.ledger.pages.are_exactly_free(np.concatenate((pool.free, pool.staged, pool.queued))):
             raise Broken("KV-1", f"{said}: the free pages are others than the ledger's")
-        for row, number in bound.items():
-            self._same_marks(number, 0, state.row_slots(row), row)
+        for number in bound.values():
+            self._read_back(number, 0)
+
+    def _recount_cache(self, state: Snapshot, said: str) -> None:
+        """Every cached page: its prefix, its locks, its history."""
+        right = np.zeros_like(state.cache)
+        for page, cached in self.ledger.cache.by_page.items():
+            right[:, page] = cached.column()
+        if (right != state.cache).any():
+            field, page = (int(i[0]) for i in np.nonzero(right != state.cache))
+            what = f"{CACHE_FIELDS[field]} is {state.cache[field, page]}, should be {right[field, page]}"
+            raise Broken("KV-9", f"{said}: cached page {page}: {what}", pages=(page,))

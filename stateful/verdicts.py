@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..errors import ContractError
+from .texts import NO_TEXT, Text
 
 
 class Growth(NamedTuple):
@@ -23,12 +24,13 @@ class Growth(NamedTuple):
 
 class Legal(NamedTuple):
     """The call has to succeed. `pages` is its exact demand, `returns` the number of slots it returns (None: nothing);
-    `trimmed` are the requests whose tail it takes back."""
+    `touched` are requests that it changes without lengthening them; `hits` the cached pages that each new one hits."""
 
     growth: tuple[Growth, ...] = ()
     pages: int = 0
     returns: int | None = None
-    trimmed: tuple[int, ...] = ()
+    touched: tuple[int, ...] = ()
+    hits: tuple[tuple[Text, list[Any]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Short:
     pool: str
     need: int
     free: int
+    reclaimable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +94,17 @@ class Broken(AssertionError):
 
 @dataclass(slots=True)
 class Held:
-    """What the ledger knows of a request: lengths in tokens, and its page at each page index."""
+    """What the ledger knows of a request: its text, lengths in tokens, its page at each page index (0 in an open
+    hole), and the cached pages that it holds."""
 
     number: int
+    protected: int = 0
     committed: int = 0
     allocated: int = 0
+    hole: tuple[int, int] = (0, 0)
     pages: list[int] = field(default_factory=list)
+    shared: list[Any] = field(default_factory=list)
+    text: Text = NO_TEXT
     bound: bool = False
     binding: int = 0
     retracted: bool = False

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ... import allocation, release
+from ... import allocation, caching, preallocation, release
 from ...allocators.paged import PagedAllocator
 from ...config import PAGE_SIZES
 from ...contract import CONTRACT
@@ -22,13 +23,12 @@ from ...records import FIELDS, Req
 from ...snapshots import PoolState, Snapshot, snapshot
 from ..configuration import Configuration
 from ..ledger import Recent
-from .protocol import Capabilities
+from .protocol import Capabilities, Tokens
 
 Int64 = NDArray[np.int64]
 Guard = Callable[[], AbstractContextManager[Any]]
 
 _WHY_NOT = {
-    "KV-9": "has no prefix cache yet",
     "KV-10": "has no window and no device map yet",
     "KV-11": "has no free groups yet",
     "KV-12": "asked of lockstep subjects only",
@@ -38,6 +38,7 @@ _WHY_NOT = {
 _SLOTS_ONLY = {
     "KV-3": "rows are asked at the engine level",
     "KV-4": "records are asked at the engine level",
+    "KV-9": "the prefix cache is asked at the engine level",
     "KV-13": "rows are asked at the engine level",
 }
 
@@ -58,10 +59,10 @@ class KvcoreEngine:
         self.reqs: dict[int, Req] = {}
         self.batches: Recent[Batch] = Recent()
 
-    def extend(self, requests: Sequence[int], seq_lens: Sequence[int], tokens: Sequence[int]) -> Int64:
-        reqs = [self._req(number) for number in requests]
-        for req, known in zip(reqs, tokens or seq_lens, strict=False):
-            req.token_ids = range(max(known, 0))
+    def extend(
+        self, requests: Sequence[int], seq_lens: Sequence[int], tokens: Sequence[Tokens], salts: Sequence[int]
+    ) -> Int64:
+        reqs = [self._told(number, *said) for number, *said in zip_longest(requests, tokens, salts, fillvalue=0)]
         with self.guard():
             slots, batch = allocation.alloc_for_extend(self.manager, reqs, seq_lens)
         self.batches.remember(requests, batch)
@@ -89,13 +90,44 @@ class KvcoreEngine:
         with self.guard():
             return release.release_overallocated(self.manager, self._req(request))
 
-    def release(self, requests: Sequence[int], checkpoint: bool) -> None:
+    def release(self, requests: Sequence[int], checkpoint: bool, tokens: Sequence[Tokens]) -> None:
+        reqs = [self._req(number) for number in requests]
+        for req, known in zip(reqs, tokens, strict=True):
+            req.token_ids = known
         with self.guard():
-            release.release_kv_cache(self.manager, [self._req(number) for number in requests], checkpoint=checkpoint)
+            release.release_kv_cache(self.manager, reqs, checkpoint=checkpoint)
 
     def retract(self, requests: Sequence[int]) -> None:
         with self.guard():
             release.retract(self.manager, [self._req(number) for number in requests])
+
+    def prealloc(self, request: int, fill_len: int, total_prefix_len: int, tokens: Tokens, salt: int) -> Int64:
+        req = self._told(request, tokens, salt)
+        total = None if total_prefix_len == -1 else total_prefix_len
+        with self.guard():
+            slots = preallocation.alloc_for_decode_prealloc(
+                self.manager, req, fill_len=fill_len, total_prefix_len=total
+            )
+        return slots.cpu().numpy()
+
+    def fill_hole(self, request: int) -> Int64:
+        with self.guard():
+            slots = preallocation.fill_hole(self.manager, self._req(request))
+        return slots.cpu().numpy()
+
+    def checkpoint(self, request: int, tokens: Tokens) -> None:
+        req = self._req(request)
+        req.token_ids = tokens
+        with self.guard():
+            caching.checkpoint_kv_cache(self.manager, req)
+
+    def evict(self, num_tokens: int) -> int:
+        with self.guard():
+            return caching.evict_from_tree_cache(self.manager, num_tokens)
+
+    def peek(self, request: int, tokens: Tokens, salt: int) -> int:
+        req = self._told(request, tokens, salt)
+        return caching.peek_prefix(self.manager, req)
 
     def row_of(self, request: int) -> int:
         return self._req(request).kv.req_pool_idx or 0
@@ -114,6 +146,14 @@ class KvcoreEngine:
 
     def snapshot(self) -> Snapshot:
         return snapshot(self.manager)
+
+    def _told(self, number: int, tokens: Any = (), salt: int = 0) -> Req:
+        """The request, which has these tokens now; its extra key is given to it when it is made."""
+        req = self.reqs.get(number)
+        if req is None or req.extra_key != (salt or None):
+            req = self.reqs[number] = Req(number, (), salt or None)
+        req.token_ids = tokens
+        return req
 
     def _req(self, number: int) -> Req:
         req = self.reqs.get(number)

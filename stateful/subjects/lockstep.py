@@ -121,6 +121,25 @@ class LockstepEngine(_Lockstep):
     def retract(self, *call: Any) -> None:
         self._both("retract", *call)
 
+    def prealloc(self, *call: Any) -> Int64:
+        out: Int64 = self._both("prealloc", *call)
+        return out
+
+    def fill_hole(self, request: int) -> Int64:
+        out: Int64 = self._both("fill_hole", request)
+        return out
+
+    def checkpoint(self, *call: Any) -> None:
+        self._both("checkpoint", *call)
+
+    def evict(self, num_tokens: int) -> int:
+        freed: int = self._both("evict", num_tokens)
+        return freed
+
+    def peek(self, *call: Any) -> int:
+        hit: int = self._both("peek", *call)
+        return hit
+
     def row_of(self, request: int) -> int:
         row: int = self._both("row_of", request)
         return row

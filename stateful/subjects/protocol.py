@@ -19,6 +19,7 @@ from ...snapshots import Snapshot
 from ..configuration import Configuration
 
 Int64 = NDArray[np.int64]
+Tokens = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,31 @@ class Subject(Protocol):
 
 
 class Engine(Subject, Protocol):
-    """Requests by number; the subject keeps what belongs to each. `kept`: with the batch object of the last call."""
+    """Requests by number; the subject keeps what belongs to each. `kept`: with the batch object of the last call.
 
-    def extend(self, requests: Sequence[int], seq_lens: Sequence[int], tokens: Sequence[int]) -> Int64: ...
+    `tokens` are a request's tokens as far as it has any; `salt` is its extra key, 0 for none. A subject whose
+    configuration says prefix_cache="none" is never asked to peek, and its checkpoints publish nothing.
+    """
+
+    def extend(
+        self, requests: Sequence[int], seq_lens: Sequence[int], tokens: Sequence[Tokens], salts: Sequence[int]
+    ) -> Int64: ...
     def decode(self, requests: Sequence[int], kept: bool) -> Int64: ...
     def spec_reserve(self, requests: Sequence[int], reserve: int, kept: bool) -> None: ...
     def commit(self, requests: Sequence[int], accepted: Sequence[int], kept: bool) -> None: ...
     def release_overallocated(self, request: int) -> int: ...
-    def release(self, requests: Sequence[int], checkpoint: bool) -> None: ...
+    def release(self, requests: Sequence[int], checkpoint: bool, tokens: Sequence[Tokens]) -> None: ...
     def retract(self, requests: Sequence[int]) -> None: ...
+    def prealloc(self, request: int, fill_len: int, total_prefix_len: int, tokens: Tokens, salt: int) -> Int64:
+        """total_prefix_len -1: what the prefix cache hits."""
+
+    def fill_hole(self, request: int) -> Int64: ...
+    def checkpoint(self, request: int, tokens: Tokens) -> None: ...
+    def evict(self, num_tokens: int) -> int:
+        """The tokens that were freed."""
+
+    def peek(self, request: int, tokens: Tokens, salt: int) -> int:
+        """Tokens that an extend of the request, which holds no row, would hit now."""
 
     def row_of(self, request: int) -> int:
         """The request's row, 0 without one."""
