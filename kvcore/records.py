@@ -21,6 +21,9 @@ from .errors import BadArgument
 if TYPE_CHECKING:
     from .req_to_token import ReqToTokenPool
 
+TokenIds = Sequence[int] | NDArray[np.integer[Any]]
+"""A request's tokens: any sequence of integers, an array included."""
+
 FIELDS = ("protected", "committed", "allocated", "cursor", "floor", "hole_lo", "hole_hi", "generation")
 """Rows of `Records.table`: the first seven in tokens and zero while the row is free; `generation` counts up at
 every bind and every release and is never reset, so it is odd while the row is bound."""
@@ -71,7 +74,7 @@ class Req:
 
     __slots__ = ("_extra_key", "_pool", "_row", "rid", "token_ids")
 
-    def __init__(self, rid: Any, token_ids: Sequence[int], extra_key: Hashable = None) -> None:
+    def __init__(self, rid: Any, token_ids: TokenIds, extra_key: Hashable = None) -> None:
         self.rid = rid
         self.token_ids = token_ids
         try:

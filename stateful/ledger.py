@@ -187,7 +187,8 @@ class Ledger:
         """A row for a new request, or for a retracted one, with what the cache holds of it; behind that a hole, if the
         call begins to lengthen it further on."""
         number = growth.request
-        held = self.live[number] = self.retracted.pop(number, None) or Held(number, text=text)
+        held = self.retracted.pop(number) if number in self.retracted else Held(number, text=text)
+        self.live[number] = held
         self.binds += 1
         held.bound, held.retracted, held.binding = True, False, self.binds
         self.highest = max(self.highest, number)

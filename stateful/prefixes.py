@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
-from typing import Any
-
 from ..snapshots import digest_of_extra_key, digests_of
 from .configuration import Configuration
 from .texts import Text
@@ -54,7 +52,7 @@ class Prefixes:
         self.changed: set[int] = set()
         self.clock = self.unlocked = self.evicted = 0
         self._order = ORDER[config.eviction]
-        self._next: list[tuple[tuple[int, ...], int, Any]] = []
+        self._next: list[tuple[tuple[int, ...], int, CachedPage]] = []
 
     def find(self, text: Text, tokens: int) -> list[CachedPage]:
         """The longest cached prefix of the first `tokens` tokens, page by page. No effect."""
@@ -96,7 +94,8 @@ class Prefixes:
         keys = held.text.page_keys(pages, self.size, self.bigram)
         duplicates, new = [], []
         self.clock += 1
-        path, digests = list(held.shared), None
+        path: list[CachedPage] = list(held.shared)
+        digests: list[int] | None = None
         for index in range(begin, pages):
             cached = self.by_prefix.get((keys[index], index))
             if cached is None:
@@ -130,7 +129,8 @@ class Prefixes:
         gone: list[int] = []
         while len(gone) < pages:
             order, _, cached = heappop(self._next)
-            if self.by_page.get(cached.page) is not cached or not self._may_go(cached) or self._order(cached) != order:
+            in_cache = self.by_page.get(cached.page) is cached
+            if not in_cache or not self._may_go(cached) or self._order(cached) != order:
                 continue
             del self.by_prefix[cached.key], self.by_page[cached.page]
             self.changed.add(cached.page)
@@ -174,4 +174,5 @@ class Prefixes:
         tokens = text.tokens(pages * self.size + self.bigram).astype("int64")
         elements = tokens[:-1] << 32 | tokens[1:] if self.bigram else tokens
         digests = digests_of([elements.reshape(pages, self.size)])
-        return (digests + digest_of_extra_key(text.salt or None)).tolist()
+        found: list[int] = (digests + digest_of_extra_key(text.salt or None)).tolist()
+        return found

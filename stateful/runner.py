@@ -171,9 +171,9 @@ class Runner:
             case Short(pool, need, free, reclaimable), Refused(_, error):
                 self.checker.unchanged(operation)
                 told = (error.pool, error.need, error.free, error.reclaimable)
-                should = (pool, need, free, reclaimable)
-                if told != should:
-                    raise Broken("KV-6", f"{name}: pool, need, free, reclaimable are {told}, should be {should}")
+                right = (pool, need, free, reclaimable)
+                if told != right:
+                    raise Broken("KV-6", f"{name}: pool, need, free, reclaimable are {told}, should be {right}")
                 self.reach.checks["KV-6"] += 1
             case Bad(), Done():
                 raise Broken("KV-15", f"{name} cannot be right and was accepted")

@@ -80,7 +80,9 @@ class Texts:
         """The text of request `number`: its prompt, then its own tokens."""
         if not prompt and not salt:
             return Text([0], [number], [self._number(0, 0, number)], 0)
-        starts, writers, at = [], [], 0
+        starts: list[int] = []
+        writers: list[int] = []
+        at = 0
         for end, writer in (*prompt, (None, number)):
             if writers and writers[-1] == writer:
                 at = at if end is None else max(at, end)

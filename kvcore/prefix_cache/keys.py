@@ -8,19 +8,19 @@ Under EAGLE the draft model's KV at a position depends on the next token too, so
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import BadArgument
+from ..records import TokenIds
 
 Key = NDArray[Any]
 """int32[pages, page_size] of tokens, or int64[pages, page_size] of bigrams."""
 
 
-def page_key(token_ids: Sequence[int], length: int, page_size: int, bigram: bool) -> Key:
+def page_key(token_ids: TokenIds, length: int, page_size: int, bigram: bool) -> Key:
     """The key of the first `length` tokens (fewer if there are fewer), as whole pages. Raises BadArgument."""
     tokens = _tokens(token_ids, max(length, 0))
     elements: NDArray[Any] = tokens
@@ -39,7 +39,7 @@ def common_pages(a: Key, b: Key) -> int:
     return first // a.shape[1] if most and differs[first] else most
 
 
-def _tokens(token_ids: Sequence[int], length: int) -> NDArray[np.int32]:
+def _tokens(token_ids: TokenIds, length: int) -> NDArray[np.int32]:
     try:
         found = np.asarray(token_ids[:length])
     except (TypeError, ValueError, OverflowError):

@@ -15,12 +15,13 @@ whatever the tree's size.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from ..records import TokenIds
 from .eviction import Leaves
 from .keys import Key, common_pages, page_key
 
@@ -78,7 +79,7 @@ class RadixCache:
         self._held: list[Node | None] = [None] * (max_requests + 1)
         self._no_pages = torch.zeros(0, dtype=torch.int64, device=device)
 
-    def key(self, token_ids: Sequence[int], length: int) -> Key:
+    def key(self, token_ids: TokenIds, length: int) -> Key:
         """The key of the first `length` tokens, in whole pages."""
         return page_key(token_ids, length, self.page_size, self.bigram)
 

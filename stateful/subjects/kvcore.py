@@ -62,7 +62,8 @@ class KvcoreEngine:
     def extend(
         self, requests: Sequence[int], seq_lens: Sequence[int], tokens: Sequence[Tokens], salts: Sequence[int]
     ) -> Int64:
-        reqs = [self._told(number, *said) for number, *said in zip_longest(requests, tokens, salts, fillvalue=0)]
+        said: Any = zip_longest(requests, tokens, salts, fillvalue=0)
+        reqs = [self._told(*one) for one in said]
         with self.guard():
             slots, batch = allocation.alloc_for_extend(self.manager, reqs, seq_lens)
         self.batches.remember(requests, batch)
