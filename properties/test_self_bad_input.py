@@ -13,20 +13,22 @@ from kvcore import (
     Batch,
     ContractError,
     DoubleFree,
-    ForeignSlot,
     KVCacheConfig,
     KVCacheManager,
     KVCacheOutOfMemory,
-    PagedAllocator,
     Req,
     RowOverflow,
     Speculation,
     StaleRow,
     alloc_for_decode,
+    alloc_for_decode_prealloc,
     alloc_for_extend,
     alloc_for_spec_decode,
-    assign_req_to_token_pool_func,
+    checkpoint_kv_cache,
     commit,
+    evict_from_tree_cache,
+    fill_hole,
+    peek_prefix,
     release_kv_cache,
     release_overallocated,
     retract,
@@ -35,27 +37,31 @@ from kvcore import (
 
 SIZES: dict[str, Any] = {
     "page_size": 4,
-    "num_pages": 16,
-    "max_requests": 4,
+    "num_pages": 17,
+    "max_requests": 5,
     "context_len": 20,
     "speculation": Speculation("eagle", steps=3, topk=1, draft_tokens=4),
 }
 
 
 class World:
-    """A request settled mid-page, one at the context limit, one over-allocated, one released, and a new one."""
+    """A request settled mid-page, one at the context limit, one over-allocated, one that waits for its prefix, one
+    released, and a new one."""
 
     def __init__(self, **changes: Any) -> None:
         self.manager = KVCacheManager(KVCacheConfig(**{**SIZES, **changes}))
         self.settled, self.longest, self.drafted, self.gone, self.new = (Req(n, range(20)) for n in "slDgn")
-        _, self.stale = alloc_for_extend(self.manager, [self.gone], [3])
-        release_kv_cache(self.manager, [self.gone], checkpoint=False)
+        _, self.stale = alloc_for_extend(self.manager, [self.gone], [9])
+        release_kv_cache(self.manager, [self.gone], checkpoint=True)
         _, self.batch = alloc_for_extend(self.manager, [self.settled], [5])
         _, self.at_limit = alloc_for_extend(self.manager, [self.longest], [20])
         _, self.tail = alloc_for_extend(self.manager, [self.drafted], [15])
         if self.manager.config.speculation:
             alloc_for_spec_decode(self.manager, self.tail, 8)
         self.listed: Any = [self.drafted]
+        self.waiting = Req("w", range(100, 120))
+        alloc_for_decode_prealloc(self.manager, self.waiting, fill_len=9, total_prefix_len=8)
+        self.hole = Batch(self.manager, [self.waiting])
         self.elsewhere = KVCacheManager(KVCacheConfig(**SIZES))
         self.foreign = Req("f", range(20))
         _, self.foreign_batch = alloc_for_extend(self.elsewhere, [self.foreign], [5])
@@ -74,6 +80,12 @@ def spec(batch: Callable[[World], Any], reserve: Any) -> Call:
 
 def settle(batch: Callable[[World], Any], accepted: Any) -> Call:
     return lambda w: commit(w.manager, batch(w), accepted)
+
+
+def prealloc(req: Callable[[World], Any], fill_len: Any, total: Any = None, tail: Any = None) -> Call:
+    return lambda w: alloc_for_decode_prealloc(
+        w.manager, req(w), fill_len=fill_len, total_prefix_len=total, swa_tail_len=tail
+    )
 
 
 BAD: dict[str, tuple[type[ContractError], str, str, Call]] = {
@@ -154,14 +166,84 @@ BAD: dict[str, tuple[type[ContractError], str, str, Call]] = {
     ),
     "retract_again": (DoubleFree, "KV-8", "reqs", lambda w: retract(w.manager, [w.gone])),
     "retract_nothing": (BadArgument, "KV-15", "reqs", lambda w: retract(w.manager, [])),
+    # prefix cache
+    "peek_a_stranger": (BadArgument, "KV-15", "req", lambda w: peek_prefix(w.manager, "r")),  # type: ignore[arg-type]
+    "peek_a_list": (BadArgument, "KV-15", "req", lambda w: peek_prefix(w.manager, w.listed)),
+    "peek_a_foreign_request": (StaleRow, "KV-15", "reqs", lambda w: peek_prefix(w.manager, w.foreign)),
+    "checkpoint_a_list": (BadArgument, "KV-15", "req", lambda w: checkpoint_kv_cache(w.manager, w.listed)),
+    "checkpoint_what_is_gone": (StaleRow, "KV-15", "reqs", lambda w: checkpoint_kv_cache(w.manager, w.gone)),
+    "checkpoint_a_foreign_request": (StaleRow, "KV-15", "reqs", lambda w: checkpoint_kv_cache(w.manager, w.foreign)),
+    "checkpoint_over_a_hole": (BadArgument, "KV-15", "req", lambda w: checkpoint_kv_cache(w.manager, w.waiting)),
+    "evict_a_negative": (BadArgument, "KV-15", "num_tokens", lambda w: evict_from_tree_cache(w.manager, -1)),
+    "evict_a_float": (BadArgument, "KV-15", "num_tokens", lambda w: evict_from_tree_cache(w.manager, 4.0)),  # type: ignore[arg-type]
+    "evict_a_bool": (BadArgument, "KV-15", "num_tokens", lambda w: evict_from_tree_cache(w.manager, True)),
+    "an_extra_key_that_is_a_list": (BadArgument, "KV-15", "extra_key", lambda w: Req("x", [1], ["salt"])),  # type: ignore[arg-type]
+    # pre-allocation
+    "prealloc_a_list": (BadArgument, "KV-15", "req", prealloc(lambda w: [w.new], 9)),
+    "prealloc_with_a_row": (StaleRow, "KV-15", "req", prealloc(lambda w: w.settled, 9)),
+    "prealloc_again": (StaleRow, "KV-15", "req", prealloc(lambda w: w.waiting, 9)),
+    "prealloc_a_foreign_request": (StaleRow, "KV-15", "reqs", prealloc(lambda w: w.foreign, 9)),
+    "prealloc_nothing": (BadArgument, "KV-15", "fill_len", prealloc(lambda w: w.new, 0)),
+    "prealloc_a_bool": (BadArgument, "KV-15", "fill_len", prealloc(lambda w: w.new, True)),
+    "prealloc_a_list_of_lengths": (BadArgument, "KV-15", "fill_len", prealloc(lambda w: w.new, [9])),
+    "prealloc_past_the_tokens": (BadArgument, "KV-15", "fill_len", prealloc(lambda w: Req("t", [1, 2]), 3)),
+    "prealloc_past_the_context": (RowOverflow, "KV-4", "fill_len", prealloc(lambda w: Req("t", range(99)), 21)),
+    "prefix_unaligned": (BadArgument, "KV-15", "total_prefix_len", prealloc(lambda w: w.new, 9, 6)),
+    "prefix_negative": (BadArgument, "KV-15", "total_prefix_len", prealloc(lambda w: w.new, 9, -4)),
+    "prefix_past_the_fill": (BadArgument, "KV-15", "total_prefix_len", prealloc(lambda w: w.new, 9, 12)),
+    "prefix_a_float": (BadArgument, "KV-15", "total_prefix_len", prealloc(lambda w: w.new, 9, 8.0)),
+    "tail_without_a_window": (BadArgument, "KV-15", "swa_tail_len", prealloc(lambda w: w.new, 9, None, 4)),
+    "fill_a_list": (BadArgument, "KV-15", "req", lambda w: fill_hole(w.manager, w.listed)),
+    "fill_no_hole": (BadArgument, "KV-15", "req", lambda w: fill_hole(w.manager, w.settled)),
+    "fill_what_is_gone": (StaleRow, "KV-15", "reqs", lambda w: fill_hole(w.manager, w.gone)),
+    "extend_over_a_hole": (BadArgument, "KV-15", "reqs", extend(lambda w: [w.new, w.waiting], [8, 12])),
+    "decode_over_a_hole": (BadArgument, "KV-15", "batch", lambda w: alloc_for_decode(w.manager, w.hole)),
+    "reserve_over_a_hole": (BadArgument, "KV-15", "batch", spec(lambda w: w.hole, 2)),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("checked", [True, False], ids=["checked", "unchecked"])
+def with_tokens(tokens: Any, call: Callable[[World, Req], Any]) -> Call:
+    """A call on the settled request, or a new one, whose tokens cannot be keyed."""
+
+    def replaced(world: World) -> Any:
+        world.settled.token_ids = world.new.token_ids = tokens
+        return call(world, world.settled)
+
+    return replaced
+
+
+FLOATS: Any = [float(n) for n in range(20)]
+TOKENS_BAD: dict[str, Call] = {
+    "extend_floats": with_tokens(FLOATS, lambda w, _: alloc_for_extend(w.manager, [w.new], [9])),
+    "extend_a_text": with_tokens("x" * 20, lambda w, _: alloc_for_extend(w.manager, [w.new], [9])),
+    "extend_a_ragged_list": with_tokens([[1], [2, 3]] * 10, lambda w, _: alloc_for_extend(w.manager, [w.new], [9])),
+    "extend_what_takes_64_bits": with_tokens([2**31] * 20, lambda w, _: alloc_for_extend(w.manager, [w.new], [9])),
+    "extend_what_takes_65_bits": with_tokens([2**64] * 20, lambda w, _: alloc_for_extend(w.manager, [w.new], [9])),
+    "extend_one_none": with_tokens([None, *range(19)], lambda w, _: alloc_for_extend(w.manager, [w.new], [9])),
+    "prealloc_floats": with_tokens(FLOATS, lambda w, _: alloc_for_decode_prealloc(w.manager, w.new, fill_len=9)),
+    "peek_floats": with_tokens(FLOATS, lambda w, _: peek_prefix(w.manager, w.new)),
+    "checkpoint_floats": with_tokens(FLOATS, lambda w, req: checkpoint_kv_cache(w.manager, req)),
+    "release_floats": with_tokens(
+        FLOATS, lambda w, req: release_kv_cache(w.manager, [w.longest, req], checkpoint=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOKENS_BAD)
+def test_tokens_that_cannot_be_keyed_are_refused_and_change_nothing(name: str) -> None:
+    world = World(prefix_cache="radix")
+    before = snapshot(world.manager)
+    with pytest.raises(BadArgument) as caught:
+        TOKENS_BAD[name](world)
+    assert (caught.value.clause, caught.value.argument) == ("KV-15", "token_ids")
+    assert snapshot(world.manager) == before
+
+
+@pytest.mark.parametrize("changes", [{"checked": True}, {"checked": False}, {"prefix_cache": "radix"}], ids=str)
 @pytest.mark.parametrize("name", BAD)
-def test_a_call_that_cannot_be_right_is_refused_and_changes_nothing(name: str, checked: bool) -> None:
+def test_a_call_that_cannot_be_right_is_refused_and_changes_nothing(name: str, changes: dict[str, Any]) -> None:
     kind, clause, argument, call = BAD[name]
-    world = World(checked=checked)
+    world = World(**changes)
     before, other = snapshot(world.manager), snapshot(world.elsewhere)
     with pytest.raises(ContractError) as caught:
         call(world)
@@ -198,7 +280,7 @@ def test_a_shortage_says_pool_need_free_and_changes_nothing(short: str) -> None:
         ("page_size", 3), ("page_size", 256), ("page_size", 0), ("page_size", True), ("page_size", "4"),
         ("num_pages", 0), ("num_pages", -1), ("num_pages", 2**31), ("num_pages", 1.0),
         ("max_requests", 0), ("context_len", 0), ("device", "tpu"), ("speculation", "eagle"), ("checked", "yes"),
-        ("prefix_cache", "radix"), ("need_sort", True), ("window", 4096), ("hisparse", object()),
+        ("prefix_cache", "tree"), ("eviction", "mru"), ("need_sort", True), ("window", 4096), ("hisparse", object()),
     ],
 )  # fmt: skip
 def test_a_configuration_that_cannot_be_is_refused_by_field(field: str, value: Any) -> None:
@@ -213,119 +295,6 @@ def test_a_draft_of_no_size_is_refused(field: str, value: Any) -> None:
     with pytest.raises(BadArgument) as caught:
         Speculation(**{"algorithm": "eagle", "steps": 1, "topk": 1, "draft_tokens": 1, field: value})
     assert caught.value.argument == field
-
-
-# The slot allocator: S-12, S-13 and S-15 of the public reports, as far as the operation exists.
-
-
-def slots(*values: int) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int64)
-
-
-FOUR: Any = 4.0
-
-SLOT_BAD: dict[str, tuple[type[ContractError], str, str, Callable[[PagedAllocator], Any]]] = {
-    "alloc_no_page_multiple": (BadArgument, "KV-15", "need_size", lambda a: a.alloc(5)),
-    "alloc_less_than_a_page": (BadArgument, "KV-15", "need_size", lambda a: a.alloc(3)),
-    "alloc_a_negative": (BadArgument, "KV-15", "need_size", lambda a: a.alloc(-4)),
-    "alloc_a_float": (BadArgument, "KV-15", "need_size", lambda a: a.alloc(FOUR)),
-    "extend_lengths_disagree": (BadArgument, "KV-15", "seq_lens", lambda a: a.alloc_extend([0], [4, 4], slots(-1))),
-    "extend_last_slots_disagree": (BadArgument, "KV-15", "last_loc", lambda a: a.alloc_extend([0], [4], slots())),
-    "extend_below_the_prefix": (BadArgument, "KV-15", "seq_lens", lambda a: a.alloc_extend([4], [3], slots(7))),
-    "extend_device_lengths": (BadArgument, "KV-15", "seq_lens", lambda a: a.alloc_extend([0], slots(4), slots(-1))),
-    "decode_to_zero": (BadArgument, "KV-15", "seq_lens", lambda a: a.alloc_decode([0], slots(-1))),
-    "free_no_tensor": (BadArgument, "KV-15", "slots", lambda a: a.free([4, 5])),  # type: ignore[arg-type]
-    "free_floats": (BadArgument, "KV-15", "slots", lambda a: a.free(torch.tensor([4.0]))),
-    "free_a_matrix": (BadArgument, "KV-15", "slots", lambda a: a.free(torch.ones(2, 2, dtype=torch.int64))),
-    "segment_from_mid_page": (BadArgument, "KV-15", "start_pos", lambda a: a.free_segment(slots(5, 6), 1)),
-}  # fmt: skip
-
-SLOT_BAD_BY_VALUE: dict[str, tuple[type[ContractError], str, str, Callable[[PagedAllocator], Any]]] = {
-    "free_the_padding_slot": (ForeignSlot, "KV-2", "slots", lambda a: a.free(slots(0))),
-    "free_zeros_and_a_negative": (ForeignSlot, "KV-2", "slots", lambda a: a.free(slots(0, 0, -1))),
-    "free_a_negative": (ForeignSlot, "KV-15", "slots", lambda a: a.free(slots(-1))),
-    "free_out_of_range": (ForeignSlot, "KV-15", "slots", lambda a: a.free(slots(99))),
-    "free_what_is_free": (DoubleFree, "KV-8", "slots", lambda a: a.free(slots(28, 29, 30, 31))),
-    "free_a_page_in_pieces": (BadArgument, "KV-15", "slots", lambda a: a.free(slots(4))),
-    "free_a_slot_twice": (BadArgument, "KV-15", "slots", lambda a: a.free(slots(4, 5, 6, 7, 7))),
-    "free_a_slot_not_handed_out": (ForeignSlot, "KV-15", "slots", lambda a: a.free(slots(8, 9, 10))),
-    "segment_over_a_gap": (BadArgument, "KV-15", "slots", lambda a: a.free_segment(slots(4, 6, 5, 7), 0)),
-    "segment_in_pieces": (BadArgument, "KV-15", "slots", lambda a: a.free_segment(slots(4, 5), 0)),
-    "extend_without_its_last_slot": (BadArgument, "KV-15", "last_loc", lambda a: a.alloc_extend([6], [8], slots(-1))),
-    "extend_from_the_wrong_offset": (
-        BadArgument, "KV-15", "last_loc", lambda a: a.alloc_extend([6], [8], slots(8)),
-    ),
-    "extend_from_a_free_page": (ForeignSlot, "KV-15", "last_loc", lambda a: a.alloc_extend([2], [3], slots(29))),
-    "extend_a_last_slot_for_nothing": (BadArgument, "KV-15", "last_loc", lambda a: a.alloc_extend([0], [3], slots(4))),
-    "decode_two_on_one_page": (BadArgument, "KV-15", "last_loc", lambda a: a.alloc_decode([7, 7], slots(9, 9))),
-}  # fmt: skip
-
-
-def held_allocator(checked: bool) -> PagedAllocator:
-    """Eight pages of 4; a request of 6 tokens holds slots 4..9."""
-    allocator = PagedAllocator(num_pages=8, page_size=4, checked=checked)
-    assert allocator.alloc_extend([0], [6], slots(-1)).tolist() == [4, 5, 6, 7, 8, 9]
-    return allocator
-
-
-# What only values can tell is asked of checked mode alone.
-@pytest.mark.parametrize(
-    ("name", "checked"),
-    [*((n, True) for n in (SLOT_BAD | SLOT_BAD_BY_VALUE)), *((n, False) for n in SLOT_BAD)],
-)
-def test_a_bad_slot_call_is_refused_and_changes_nothing(name: str, checked: bool) -> None:
-    kind, clause, argument, call = {**SLOT_BAD, **SLOT_BAD_BY_VALUE}[name]
-    allocator = held_allocator(checked)
-    before = allocator.free_list.ids.clone(), allocator.free_list.head
-    with pytest.raises(ContractError) as caught:
-        call(allocator)
-    assert (type(caught.value), caught.value.clause, caught.value.argument) == (kind, clause, argument)
-    assert torch.equal(allocator.free_list.ids, before[0])
-    assert allocator.free_list.head == before[1]
-    # And it goes on as if nothing had been said.
-    assert allocator.alloc_decode([7], slots(9)).tolist() == [10]
-
-
-def test_a_second_free_is_refused_without_checked_mode_once_more_comes_back_than_is_out() -> None:
-    allocator = PagedAllocator(num_pages=2, page_size=4, checked=False)
-    held = allocator.alloc(4)
-    allocator.free(held)
-    with pytest.raises(DoubleFree):
-        allocator.free(held)
-    assert allocator.available_size() == 8
-
-
-def test_lengths_are_given_once_so_no_copy_can_disagree() -> None:
-    """S-15: a device length of 12 beside a host length of 4 took three pages and booked one. Here is one length."""
-    allocator = PagedAllocator(num_pages=8, page_size=4)
-    first = allocator.alloc_extend([0], [12], slots(-1))
-    second = allocator.alloc_extend([0], [12], slots(-1))
-    assert not set(first.tolist()) & set(second.tolist())
-    assert allocator.available_size() == (8 - 6) * 4
-
-
-def test_the_row_write_refuses_lengths_that_disagree() -> None:
-    table = torch.zeros(3, 8, dtype=torch.int32)
-
-    def write(rows: Any, start: Any, end: Any, out: Any, count: Any) -> None:
-        assign_req_to_token_pool_func(torch.tensor(rows), table, torch.tensor(start), torch.tensor(end), out, count)
-
-    calls: dict[str, Callable[[], None]] = {
-        "start_offset": lambda: write([1], [0, 0], [2], slots(4, 5), 1),
-        "end_offset": lambda: write([1], [2], [0], slots(), 1),
-        "out_cache_loc": lambda: write([1], [0], [2], slots(4), 1),
-        "req_pool_indices": lambda: write([3], [0], [2], slots(4, 5), 1),
-        "batch_size": lambda: write([1], [0], [2], slots(4, 5), -1),
-    }
-    for argument, call in calls.items():
-        with pytest.raises(ContractError) as caught:
-            call()
-        assert caught.value.argument == argument
-    with pytest.raises(RowOverflow):
-        write([1], [0], [9], slots(*range(9)), 1)
-    assert not table.any()
-    write([1, 2], [0, 3], [2, 4], slots(4, 5, 9), 2)
-    assert table.tolist() == [[0] * 8, [4, 5] + [0] * 6, [0, 0, 0, 9] + [0] * 4]
 
 
 def test_a_record_can_be_read_and_not_written() -> None:
