@@ -26,7 +26,9 @@ from .extend_rows import extend_rows, extend_rows_reference
 from .gather_pages import gather_pages, gather_pages_reference
 from .get_last_loc import get_last_loc, get_last_loc_reference
 from .jit import LaneError, triton_is_interpreting
+from .take_window_pages import take_window_pages, take_window_pages_reference
 from .upload import upload
+from .window import WindowPages
 from .write_pages import write_pages, write_pages_reference
 
 Int64 = NDArray[np.int64]
@@ -46,7 +48,10 @@ OPERATIONS = (
 
 
 class Kernels(Protocol):
-    """What every device offers. `free_ids[head:]` is the live free list; each call reads exactly the pages it takes."""
+    """What every device offers. `free_ids[head:]` is the live free list; each call reads exactly the pages it takes.
+
+    With a `window`, the k-th page that a call takes is mapped to the k-th page from the window's head.
+    """
 
     def extend_rows(
         self,
@@ -57,6 +62,7 @@ class Kernels(Protocol):
         free_ids: Tensor,
         head: int,
         page_size: int,
+        window: WindowPages | None = None,
     ) -> Tensor: ...
 
     def decode_rows(
@@ -68,6 +74,7 @@ class Kernels(Protocol):
         head: int,
         page_size: int,
         mirror: Mirror | None = None,
+        window: WindowPages | None = None,
     ) -> Tensor: ...
 
     def gather_pages(self, req_to_token: Tensor, rows: Int64, start: Int64, end: Int64, page_size: int) -> Tensor: ...
@@ -75,6 +82,8 @@ class Kernels(Protocol):
     def write_pages(
         self, req_to_token: Tensor, rows: Int64, start: Int64, end: Int64, pages: Tensor, page_size: int
     ) -> None: ...
+
+    def take_window_pages(self, window_map: Tensor, pages: Tensor) -> Tensor: ...
 
     def get_last_loc(self, req_to_token: Tensor, rows: Int64, lens: Int64) -> Tensor: ...
 
@@ -107,9 +116,10 @@ class CpuKernels:
         free_ids: Tensor,
         head: int,
         page_size: int,
+        window: WindowPages | None = None,
     ) -> Tensor:
         free_pages = free_ids.numpy()[head:]
-        out = extend_rows_reference(req_to_token.numpy(), rows, start, end, free_pages, page_size)
+        out = extend_rows_reference(req_to_token.numpy(), rows, start, end, free_pages, page_size, window)
         return torch.from_numpy(out)
 
     def decode_rows(
@@ -121,9 +131,11 @@ class CpuKernels:
         head: int,
         page_size: int,
         mirror: Mirror | None = None,
+        window: WindowPages | None = None,
     ) -> Tensor:
         free_pages = free_ids.numpy()[head:]
-        return torch.from_numpy(decode_rows_reference(req_to_token.numpy(), rows, lens, free_pages, page_size))
+        out = decode_rows_reference(req_to_token.numpy(), rows, lens, free_pages, page_size, window)
+        return torch.from_numpy(out)
 
     def gather_pages(self, req_to_token: Tensor, rows: Int64, start: Int64, end: Int64, page_size: int) -> Tensor:
         return torch.from_numpy(gather_pages_reference(req_to_token.numpy(), rows, start, end, page_size))
@@ -132,6 +144,9 @@ class CpuKernels:
         self, req_to_token: Tensor, rows: Int64, start: Int64, end: Int64, pages: Tensor, page_size: int
     ) -> None:
         write_pages_reference(req_to_token.numpy(), rows, start, end, pages.numpy(), page_size)
+
+    def take_window_pages(self, window_map: Tensor, pages: Tensor) -> Tensor:
+        return torch.from_numpy(take_window_pages_reference(window_map.numpy(), pages.numpy()))
 
     def get_last_loc(self, req_to_token: Tensor, rows: Int64, lens: Int64) -> Tensor:
         return torch.from_numpy(get_last_loc_reference(req_to_token.numpy(), rows, lens))
@@ -186,8 +201,9 @@ class TritonKernels:
         free_ids: Tensor,
         head: int,
         page_size: int,
+        window: WindowPages | None = None,
     ) -> Tensor:
-        return extend_rows(req_to_token, rows, start, end, free_ids, head, page_size, self.tiles.tokens)
+        return extend_rows(req_to_token, rows, start, end, free_ids, head, page_size, self.tiles.tokens, window)
 
     def decode_rows(
         self,
@@ -198,9 +214,10 @@ class TritonKernels:
         head: int,
         page_size: int,
         mirror: Mirror | None = None,
+        window: WindowPages | None = None,
     ) -> Tensor:
         tile = self.tiles.requests
-        return decode_rows(req_to_token, rows, lens, free_ids, head, page_size, mirror, tile)
+        return decode_rows(req_to_token, rows, lens, free_ids, head, page_size, mirror, tile, window)
 
     def gather_pages(self, req_to_token: Tensor, rows: Int64, start: Int64, end: Int64, page_size: int) -> Tensor:
         return gather_pages(req_to_token, rows, start, end, page_size, self.tiles.tokens)
@@ -209,6 +226,9 @@ class TritonKernels:
         self, req_to_token: Tensor, rows: Int64, start: Int64, end: Int64, pages: Tensor, page_size: int
     ) -> None:
         write_pages(req_to_token, rows, start, end, pages, page_size, self.tiles.tokens)
+
+    def take_window_pages(self, window_map: Tensor, pages: Tensor) -> Tensor:
+        return take_window_pages(window_map, pages, self.tiles.tokens)
 
     def get_last_loc(self, req_to_token: Tensor, rows: Int64, lens: Int64) -> Tensor:
         rows_there, lens_there = self._send(rows, lens)

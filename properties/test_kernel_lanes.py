@@ -177,9 +177,10 @@ def test_a_mirror_stands_as_the_host_says(device: str) -> None:
         alloc_for_decode(manager, other if step % 5 == 3 else batch)
         mirror = (other if step % 5 == 3 else batch).mirror
         assert mirror.block is not None
-        head, *rest = mirror.block.cpu().tolist()
+        head, window_head, *rest = mirror.block.cpu().tolist()
         members = (other if step % 5 == 3 else batch).rows
         assert head == manager.allocator.free_list.head == mirror.head
+        assert window_head == mirror.window_head == 0
         assert rest == [*members, *manager.req_to_token_pool.records.allocated[members]]
 
 

@@ -29,8 +29,8 @@ from .protocol import Capabilities
 
 Int64 = NDArray[np.int64]
 
-_compiled: set[tuple[str, int]] = set()
-"""Kernels that a path has compiled in this process, by page size."""
+_compiled: set[tuple[str, int, bool]] = set()
+"""Kernels that a path has compiled in this process, by page size and by whether there is a window pool."""
 
 
 class _Lockstep:
@@ -58,7 +58,8 @@ class _Lockstep:
         except DeviceRead as error:
             raise Broken("KV-14", str(error)) from error
         for name in (jit.compilations() - before).keys() & set(OPERATIONS):
-            variant = (name, self.device.config.page_size)
+            has_window = getattr(self.device.config, "window", None) is not None
+            variant = (name, self.device.config.page_size, has_window)
             if variant in _compiled:
                 raise Broken("KV-14", f"kernel {name} was compiled anew for page size {variant[1]}")
             _compiled.add(variant)
