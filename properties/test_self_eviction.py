@@ -223,15 +223,15 @@ class Model:
         return pages
 
 
-def contents(cache: RadixCache) -> dict[Prefix, tuple[int, int]]:
-    """Page and locks of each prefix in the tree."""
-    found: dict[Prefix, tuple[int, int]] = {}
+def contents(cache: RadixCache) -> dict[Prefix, tuple[Entry, int]]:
+    """Entry and locks of each prefix in the tree."""
+    found: dict[Prefix, tuple[Entry, int]] = {}
     before: dict[int, Prefix] = {}
     for _, node in cache.nodes():
         prefix = before.get(id(node.parent), ())
         for tokens, page in zip(node.key.tolist(), node.pages.tolist(), strict=True):
             prefix = (*prefix, *tokens)
-            found[prefix] = page, node.locks
+            found[prefix] = Entry(page, node.born, node.last_use, node.hits), node.locks
         before[id(node)] = prefix
     return found
 
@@ -239,7 +239,7 @@ def contents(cache: RadixCache) -> dict[Prefix, tuple[int, int]]:
 ROWS = (1, 2, 3)
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["serve", "serve", "release", "evict", "peek"]),
+        st.sampled_from(["serve", "pass", "pass", "release", "evict", "peek"]),
         st.sampled_from(ROWS),
         st.lists(st.integers(0, 1), max_size=9).map(tuple),
     ),
@@ -274,8 +274,11 @@ def test_the_tree_is_a_dict_from_prefixes_to_pages(policy: str, steps: list[tupl
                 duplicates, cached = cache.publish(row, key, torch.tensor(pages))
                 assert duplicates == model.publish(row, tokens, pages)
                 assert cached.tolist() == [model.entries[p].page for p in model.prefixes(tokens)[-count:][:duplicates]]
+            if name == "pass":
+                cache.release(row)
+                model.held.pop(row, None)
         locks = model.locks()
-        assert contents(cache) == {prefix: (entry.page, locks[prefix]) for prefix, entry in model.entries.items()}
+        assert contents(cache) == {prefix: (entry, locks[prefix]) for prefix, entry in model.entries.items()}
         assert cache.cached_pages == len(model.entries)
         assert cache.evictable_pages == len(model.entries.keys() - locks.keys())
         assert len(cache.roots) == bool(model.entries)

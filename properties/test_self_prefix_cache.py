@@ -117,12 +117,13 @@ def test_a_dflash_key_is_no_bigram(device: str) -> None:
     assert peek_prefix(manager, Req("", [*range(8), *OTHER])) == 8
 
 
-def test_a_split_keeps_the_locks_of_both_halves(device: str) -> None:
+def test_a_split_keeps_the_locks_and_the_history_of_both_halves(device: str) -> None:
     manager = radix_manager(device)
     known = serve(manager, range(16))
     whole = start(manager, range(20))
     part = start(manager, [*range(8), *OTHER], 12)
-    assert sound(manager).cache[3, known].tolist() == [2, 2, 1, 1]
+    locks, _, hits, born = sound(manager).cache[3:, known].tolist()
+    assert (locks, hits, born) == ([2, 2, 1, 1], [2, 2, 1, 1], [born[0]] * 4)
     assert evict_from_tree_cache(manager, 99) == 0
     retract(manager, [whole])
     assert sound(manager).cache[3, known].tolist() == [1, 1, 0, 0]

@@ -63,7 +63,7 @@ class Filled:
             self.insert(turn)
 
     def insert(self, tokens: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
-        key = self.cache.key(tokens, len(tokens))  # type: ignore[arg-type]
+        key = self.cache.key(tokens, len(tokens))
         self.publish(key, self.claim(key))
         self.cache.release(1)
 
@@ -99,7 +99,7 @@ class Filled:
         """Milliseconds to insert a prompt of 100,000 tokens that nobody has begun, its key at hand."""
         times = []
         for _ in range(ROUNDS):
-            key = self.cache.key(self.tokens(LONG), LONG)  # type: ignore[arg-type]
+            key = self.cache.key(self.tokens(LONG), LONG)
             started = time.perf_counter()
             self.publish(key, self.claim(key))
             times.append((time.perf_counter() - started) * 1e3)
