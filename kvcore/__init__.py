@@ -38,6 +38,12 @@ _HOME = {
     "release_overallocated": "release",
     "release_kv_cache": "release",
     "retract": "release",
+    "Window": "window",
+    "evict_window": "window_eviction",
+    "Lease": "leases",
+    "begin_lease": "leases",
+    "retire": "leases",
+    "late_result": "leases",
     "PagedAllocator": "allocators.paged",
     "RadixCache": "prefix_cache.radix",
     "Snapshot": "snapshots",
@@ -79,6 +85,10 @@ if TYPE_CHECKING:  # "as": a re-export, for type checkers
     from .errors import RowOverflow as RowOverflow
     from .errors import StaleRow as StaleRow
     from .kernels.jit import LaneError as LaneError
+    from .leases import Lease as Lease
+    from .leases import begin_lease as begin_lease
+    from .leases import late_result as late_result
+    from .leases import retire as retire
     from .manager import Batch as Batch
     from .manager import KVCacheManager as KVCacheManager
     from .preallocation import alloc_for_decode_prealloc as alloc_for_decode_prealloc
@@ -92,6 +102,8 @@ if TYPE_CHECKING:  # "as": a re-export, for type checkers
     from .sizing import Speculation as Speculation
     from .snapshots import Snapshot as Snapshot
     from .snapshots import snapshot as snapshot
+    from .window import Window as Window
+    from .window_eviction import evict_window as evict_window
 
 
 def __getattr__(name: str) -> Any:

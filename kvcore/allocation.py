@@ -23,10 +23,12 @@ from .errors import BadArgument, KVCacheOutOfMemory, RowOverflow, StaleRow
 from .kernels.alloc_decode import starts_a_page
 from .kernels.alloc_extend import new_pages
 from .kernels.dispatch import kernels_for
-from .manager import Batch, KVCacheManager, rows_of
+from .manager import Batch, KVCacheManager, check_batch, rows_of
 from .prefix_cache.keys import Key
 from .prefix_cache.radix import Hit
+from .prefix_cache.windowed import WindowedCache
 from .records import Req
+from .window_eviction import NOTHING, GivenUp, behind_window, give_up
 
 Int64 = NDArray[np.int64]
 
@@ -35,7 +37,9 @@ Int64 = NDArray[np.int64]
 class Plan:
     """What a validated call will do to each row: lengthen [start, end), then record `committed` and `end`. Tokens.
 
-    keys, hits: of each new row, where there is a prefix cache: what it is looked up by, and what that finds.
+    pages, window_pages: the exact demand on each pool. keys, hits: of each new row, where there is a prefix cache: what
+    it is looked up by, and what that finds. given_up: what the batch's windows give back first. window_from: where a
+    tail-only pre-allocation begins to have a window.
     """
 
     rows: Int64
@@ -46,6 +50,9 @@ class Plan:
     new_rows: int = 0
     keys: tuple[Key, ...] = ()
     hits: tuple[Hit, ...] = ()
+    window_pages: int = 0
+    given_up: GivenUp = NOTHING
+    window_from: int | None = None
 
 
 def alloc_for_extend(
@@ -65,6 +72,7 @@ def alloc_for_extend(
     unbound = [req for req in members if not req._row]
     if unbound:
         bind_rows(manager, plan, unbound)
+    give_up(manager, plan.given_up)
     out_cache_loc = take_slots(manager, plan)
     move_record(manager, plan)
     return out_cache_loc, Batch.of_rows(manager, members, plan.rows)
@@ -78,10 +86,11 @@ def alloc_for_decode(manager: KVCacheManager, batch: Batch) -> torch.Tensor:
     plan = _plan_decode(manager, batch)
     require_room(manager, plan)
     # Commit point.
-    head = manager.take_pages(plan.pages)
+    give_up(manager, plan.given_up)
+    head, window = manager.take_pages(plan.pages), manager.take_window_pages(plan.window_pages)
     table, ids = manager.req_to_token_pool.req_to_token, manager.allocator.free_list.ids
     page_size, mirror = manager.page_size, batch.mirror
-    out_cache_loc = manager.kernels.decode_rows(table, plan.rows, plan.start, ids, head, page_size, mirror)
+    out_cache_loc = manager.kernels.decode_rows(table, plan.rows, plan.start, ids, head, page_size, mirror, window)
     move_record(manager, plan)
     return out_cache_loc
 
@@ -96,6 +105,7 @@ def alloc_for_spec_decode(manager: KVCacheManager, batch: Batch, reserve: int) -
     plan = _plan_spec_decode(manager, batch, reserve)
     require_room(manager, plan)
     # Commit point. Also without a new page: after release_overallocated the reserve may continue a partial one.
+    give_up(manager, plan.given_up)
     if (plan.end > plan.start).any():
         take_slots(manager, plan)
     move_record(manager, plan)
@@ -106,7 +116,7 @@ def commit(manager: KVCacheManager, batch: Batch, accepted: Sequence[int]) -> No
 
     Raises BadArgument (more than is allocated), StaleRow, RowOverflow (past context_len).
     """
-    _check_batch(manager, batch)
+    check_batch(manager, batch)
     accepted_lens = arguments.lengths("accepted", accepted, len(batch))
     records = manager.req_to_token_pool.records
     allocated = records.allocated[batch.rows]
@@ -176,7 +186,8 @@ def _plan_extend(manager: KVCacheManager, members: list[Req], seq_lens: Int64) -
     if hits:
         start[new] = [hit.pages * manager.page_size for hit in hits]
     pages = int(new_pages(start, seq_lens, manager.page_size).sum())
-    return Plan(rows, start, seq_lens, seq_lens, pages, len(new), keys, hits)
+    plan = Plan(rows, start, seq_lens, seq_lens, pages, len(new), keys, hits)
+    return with_window(manager, plan, evicts=manager.tree_cache is None)
 
 
 def look_up(manager: KVCacheManager, reqs: Sequence[Req], lens: Int64) -> tuple[tuple[Key, ...], tuple[Hit, ...]]:
@@ -189,7 +200,7 @@ def look_up(manager: KVCacheManager, reqs: Sequence[Req], lens: Int64) -> tuple[
 
 
 def _plan_decode(manager: KVCacheManager, batch: Batch) -> Plan:
-    _check_batch(manager, batch)
+    check_batch(manager, batch)
     _check_hole(manager, "batch", batch.rows)
     records = manager.req_to_token_pool.records
     start = records.allocated[batch.rows]
@@ -198,11 +209,11 @@ def _plan_decode(manager: KVCacheManager, batch: Batch) -> Plan:
     end = start + 1
     _check_context(manager, "batch", end)
     pages = int(np.count_nonzero(starts_a_page(end, manager.page_size)))
-    return Plan(batch.rows, start, end, end, pages)
+    return with_window(manager, Plan(batch.rows, start, end, end, pages))
 
 
 def _plan_spec_decode(manager: KVCacheManager, batch: Batch, reserve: int) -> Plan:
-    _check_batch(manager, batch)
+    check_batch(manager, batch)
     _check_hole(manager, "batch", batch.rows)
     speculation, page_size = manager.config.speculation, manager.page_size
     if speculation is None:
@@ -215,16 +226,17 @@ def _plan_spec_decode(manager: KVCacheManager, batch: Batch, reserve: int) -> Pl
         raise RowOverflow(
             "KV-4", "reserve", f"{reserve} reaches past the row's {manager.req_to_token_pool.row_width} entries"
         )
-    return Plan(batch.rows, start, end, committed, int(new_pages(start, end, page_size).sum()))
+    return with_window(manager, Plan(batch.rows, start, end, committed, int(new_pages(start, end, page_size).sum())))
 
 
-def _check_batch(manager: KVCacheManager, batch: Batch) -> None:
-    if not isinstance(batch, Batch):
-        raise BadArgument("KV-15", "batch", f"is a {type(batch).__name__}; it has to be a Batch")
-    if batch.manager is not manager:
-        raise StaleRow("KV-15", "batch", "belongs to another manager")
-    if (manager.req_to_token_pool.records.generation[batch.rows] != batch.generations).any():
-        raise StaleRow("KV-15", "batch", "holds a row that was released or bound anew since the batch was made")
+def with_window(manager: KVCacheManager, plan: Plan, *, evicts: bool = True) -> Plan:
+    """The plan with what it asks of the window pool, and what its bound rows give up first where it `evicts`."""
+    if manager.config.window is not None:
+        if manager.window_allocator is not None:
+            plan.window_pages = plan.pages
+        if evicts:
+            plan.given_up = behind_window(manager, plan.rows[plan.rows > 0])
+    return plan
 
 
 def _check_hole(manager: KVCacheManager, name: str, rows: Int64) -> None:
@@ -244,15 +256,25 @@ def require_room(manager: KVCacheManager, plan: Plan) -> None:
     free_rows = len(manager.req_to_token_pool.free_rows)
     if plan.new_rows > free_rows:
         raise KVCacheOutOfMemory("rows", plan.new_rows, free_rows)
-    cache = manager.tree_cache
+    # Nothing is reclaimable while a free group is open: what is evicted waits for its end.
+    cache = manager.tree_cache if manager.allocator.queued is None else None
+    given_up = plan.given_up.pages if manager.allocator.queued is None else 0
     reclaimable = 0 if cache is None else cache.evictable_pages - cache.pinned(plan.hits)
+    if manager.window_allocator is None:  # what a pure window gives up are pages of the one pool
+        manager.allocator.require(plan.pages, reclaimable + given_up)
+        return
     manager.allocator.require(plan.pages, reclaimable)
+    if isinstance(cache, WindowedCache):
+        given_up += cache.evictable_window_pages - cache.pinned_window(plan.hits)
+    manager.window_allocator.require(plan.window_pages, given_up)
 
 
 def bind_rows(manager: KVCacheManager, plan: Plan, unbound: list[Req]) -> None:
     """Rows for the requests that have none, filled with what the prefix cache holds of them."""
     rows = manager.req_to_token_pool.bind(unbound)
     plan.rows[plan.rows == 0] = rows
+    if manager.config.window is not None and manager.config.window.floor:
+        manager.req_to_token_pool.records._set_floor(rows, manager.config.window.floor)
     cache = manager.tree_cache
     if cache is None:
         return
@@ -268,10 +290,18 @@ def bind_rows(manager: KVCacheManager, plan: Plan, unbound: list[Req]) -> None:
 
 
 def take_slots(manager: KVCacheManager, plan: Plan) -> torch.Tensor:
-    """Pages for [start, end) of each row, written into the rows. Returns the new slots, request-major."""
-    head = manager.take_pages(plan.pages)
-    table, ids = manager.req_to_token_pool.req_to_token, manager.allocator.free_list.ids
-    return manager.kernels.extend_rows(table, plan.rows, plan.start, plan.end, ids, head, manager.page_size)
+    """Pages for [start, end) of each row, written into the rows, and into the map. Returns the new slots,
+    request-major."""
+    head, window = manager.take_pages(plan.pages), manager.take_window_pages(plan.window_pages)
+    table, ids, size = manager.req_to_token_pool.req_to_token, manager.allocator.free_list.ids, manager.page_size
+    extend_rows = manager.kernels.extend_rows
+    if plan.window_from is None or window is None:
+        return extend_rows(table, plan.rows, plan.start, plan.end, ids, head, size, window)
+    # What lies before the tail has no window.
+    tail = np.array([plan.window_from])
+    before = extend_rows(table, plan.rows, plan.start, tail, ids, head, size)
+    head += int(new_pages(plan.start, tail, size).sum())
+    return torch.cat((before, extend_rows(table, plan.rows, tail, plan.end, ids, head, size, window)))
 
 
 def move_record(manager: KVCacheManager, plan: Plan) -> None:

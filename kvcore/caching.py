@@ -13,9 +13,10 @@ import numpy as np
 
 from . import arguments
 from .errors import BadArgument
+from .freeing import Freed, gather_pages
 from .manager import KVCacheManager, bound_rows, rows_of
 from .records import Req
-from .release import gather_pages, publishable
+from .release import publish, publishable
 from .sizing import pages_for
 
 
@@ -46,13 +47,13 @@ def checkpoint_kv_cache(manager: KVCacheManager, req: Req) -> None:
     if cache is None or keys is None or len(keys[0]) * size <= protected[0]:
         return
     (key,) = keys
-    pages = gather_pages(manager, rows, protected, np.array([len(key) * size]))
-    duplicates, cached = cache.publish(member._row, key, pages, member.extra_key)
-    if duplicates:
-        exchanged = protected + duplicates * size
+    pages, freed = gather_pages(manager, rows, protected, np.array([len(key) * size])), Freed(manager)
+    cached = publish(manager, member, key, pages, freed)
+    if len(cached):
+        exchanged = protected + len(cached) * size
         table = manager.req_to_token_pool.req_to_token
         manager.kernels.write_pages(table, rows, protected, exchanged, cached, size)
-        manager.allocator.give_back(pages[:duplicates])
+    freed.give_back()
     records._protect(rows, len(key) * size)
 
 
@@ -64,5 +65,5 @@ def evict_from_tree_cache(manager: KVCacheManager, num_tokens: int) -> int:
         return 0
     pages = min(pages, cache.evictable_pages)
     if pages:
-        manager.allocator.give_back(cache.evict(pages))
+        manager.evict(pages)
     return pages * manager.page_size

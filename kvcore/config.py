@@ -13,6 +13,7 @@ from .errors import BadArgument
 from .kernels.devices import is_device, tensor_device
 from .prefix_cache.eviction import POLICIES
 from .sizing import Speculation
+from .window import Window
 
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -31,7 +32,9 @@ class KVCacheConfig:
         None means: on for the CPU, off elsewhere.
     prefix_cache: "none", or "radix" to share what requests have in common.
     eviction: which cached pages go first: "lru" (least recently hit or inserted), "lfu" (least often hit), "fifo".
-    need_sort, window, hisparse: their place is kept; any value but the default is refused.
+    need_sort: hand pages out in ascending order; what is freed is sorted in when the listed pages run short.
+    window: a Window, where layers look back a window of tokens only, or None.
+    hisparse: its place is kept; any value but None is refused.
     """
 
     page_size: int
@@ -43,7 +46,7 @@ class KVCacheConfig:
     eviction: str = "lru"
     need_sort: bool = False
     speculation: Speculation | None = None
-    window: Any = None
+    window: Window | None = None
     hisparse: Any = None
     checked: bool | None = None
 
@@ -65,9 +68,24 @@ class KVCacheConfig:
         for name, known in (("prefix_cache", ("none", "radix")), ("eviction", tuple(POLICIES))):
             if getattr(self, name) not in known:
                 self._refuse(name, f"one of {', '.join(map(repr, known))}")
-        for name, default in (("need_sort", False), ("window", None), ("hisparse", None)):
-            if getattr(self, name) != default:
-                self._refuse(name, f"{default!r}: this version of kvcore brings nothing else")
+        if self.need_sort not in (True, False):
+            self._refuse("need_sort", "True or False")
+        self._check_window()
+        if self.hisparse is not None:
+            self._refuse("hisparse", "None: this version of kvcore brings nothing else")
+
+    def _check_window(self) -> None:
+        window = self.window
+        if window is None:
+            return
+        if not isinstance(window, Window):
+            self._refuse("window", "a Window or None")
+        if (window.num_pages + 1) * self.page_size > 2**31:
+            self._refuse("window", "small enough for slot numbers below 2**31")
+        if self.prefix_cache != "none" and window.kind == "ring":
+            self._refuse("window", "no ring where prefixes are shared: a ring keeps nothing of a cached prefix")
+        if self.prefix_cache != "none" and window.floor:
+            self._refuse("window", "without a floor where prefixes are shared: the cache keeps whole windows")
 
     def _refuse(self, name: str, expected: str) -> None:
         raise BadArgument("KV-15", name, f"is {getattr(self, name)!r}; it has to be {expected}")

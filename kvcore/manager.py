@@ -18,15 +18,19 @@ from .errors import BadArgument, StaleRow
 from .kernels.decode_rows import Mirror
 from .kernels.dispatch import kernels_for
 from .kernels.upload import upload
+from .kernels.window import WindowPages
+from .leases import LeaseBook
 from .prefix_cache.radix import RadixCache
+from .prefix_cache.windowed import WindowedCache
 from .records import Req
 from .req_to_token import ReqToTokenPool
 
 
 class KVCacheManager:
-    """Owns `req_to_token_pool` (rows, records), `allocator` (pages) and `tree_cache` (the prefix cache, or None).
+    """Owns `req_to_token_pool` (rows, records), the pools, `tree_cache` (the prefix cache, or None) and `leases`.
 
-    One thread and one stream use it.
+    allocator: the pool that rows name. window_allocator: the window pool, or None; window_map (int64[num_pages + 1], on
+    the device) has the window page of each page of the main pool, 0 for none. One thread and one stream use it.
     """
 
     def __init__(self, config: KVCacheConfig) -> None:
@@ -37,12 +41,34 @@ class KVCacheManager:
         self.kernels = kernels_for(config.device)
         width = sizing.row_width(config.context_len, config.page_size, config.speculation)
         self.req_to_token_pool = ReqToTokenPool(config.max_requests, width, config.tensor_device)
-        self.allocator = PagedAllocator(config.num_pages, config.page_size, config.device, config.is_checked)
-        self.tree_cache: RadixCache | None = None
-        if config.prefix_cache == "radix":
-            self.tree_cache = RadixCache(
-                config.page_size, config.max_requests, config.eviction, config.has_bigram_keys, config.tensor_device
-            )
+        window = config.window
+        self.allocator = self._pool(config.num_pages, "window" if window and window.kind == "pure" else "full")
+        self.allocators = {self.allocator.pool: self.allocator}
+        self.window_allocator: PagedAllocator | None = None
+        self.window_map = torch.zeros(0, dtype=torch.int64, device=config.tensor_device)
+        if window is not None and window.kind == "pool":
+            self.window_allocator = self.allocators["window"] = self._pool(window.num_pages, "window")
+            self.window_map = torch.zeros(config.num_pages + 1, dtype=torch.int64, device=config.tensor_device)
+        self.tree_cache = self._cache()
+        self.leases = LeaseBook()
+
+    def free_group_begin(self) -> None:
+        """From here on, what any path frees is queued, and nothing is reclaimable. A second begin is refused."""
+        for allocator in self.allocators.values():
+            allocator.free_group_begin()
+
+    def free_group_end(self) -> None:
+        """Close the group: what was freed in it is available. An end without a begin is refused."""
+        for allocator in self.allocators.values():
+            allocator.free_group_end()
+
+    def evict(self, pages: int) -> None:
+        """Evict exactly `pages` <= evictable pages of the prefix cache, and the window pages that go with them."""
+        cache = self.tree_cache
+        assert cache is not None
+        self.allocator.give_back(cache.evict(pages))
+        if isinstance(cache, WindowedCache):
+            self._free_window_of(cache.evicted_owners())
 
     def take_pages(self, count: int) -> int:
         """Commit to `count` pages, evicting exactly what is short; returns the head at which their ids begin.
@@ -50,9 +76,38 @@ class KVCacheManager:
         Only behind a commit point: the caller has compared `count` with what is free and reclaimable.
         """
         short = count - self.allocator.free_list.count
-        if short > 0 and self.tree_cache is not None:
-            self.allocator.give_back(self.tree_cache.evict(short))
+        if short > 0:
+            self.evict(short)
         return self.allocator.take(count)
+
+    def take_window_pages(self, count: int) -> WindowPages | None:
+        """The same for `count` pages of the window pool, for a kernel that maps them; None without one."""
+        if self.window_allocator is None:
+            return None
+        short = count - self.window_allocator.free_list.count
+        if short > 0:
+            assert isinstance(self.tree_cache, WindowedCache)
+            self._free_window_of(self.tree_cache.evict_window(short))
+        return WindowPages(self.window_allocator.free_list.ids, self.window_allocator.take(count), self.window_map)
+
+    def _free_window_of(self, owners: torch.Tensor) -> None:
+        assert self.window_allocator is not None
+        if len(owners):
+            self.window_allocator.give_back(self.kernels.take_window_pages(self.window_map, owners))
+
+    def _pool(self, num_pages: int, name: str) -> PagedAllocator:
+        config = self.config
+        checked, need_sort = config.is_checked, config.need_sort
+        return PagedAllocator(num_pages, config.page_size, config.device, checked, need_sort=need_sort, pool=name)
+
+    def _cache(self) -> RadixCache | None:
+        config = self.config
+        if config.prefix_cache == "none":
+            return None
+        sizes = config.page_size, config.max_requests, config.eviction, config.has_bigram_keys, config.tensor_device
+        if config.window is None or self.window_allocator is None:
+            return RadixCache(*sizes)
+        return WindowedCache(*sizes, window=config.window, window_map=self.window_map)
 
 
 class Batch:
@@ -93,6 +148,16 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+def check_batch(manager: KVCacheManager, batch: Batch) -> None:
+    """Refuse what is no batch of this manager, and one whose rows were released or bound anew since it was made."""
+    if not isinstance(batch, Batch):
+        raise BadArgument("KV-15", "batch", f"is a {type(batch).__name__}; it has to be a Batch")
+    if batch.manager is not manager:
+        raise StaleRow("KV-15", "batch", "belongs to another manager")
+    if (manager.req_to_token_pool.records.generation[batch.rows] != batch.generations).any():
+        raise StaleRow("KV-15", "batch", "holds a row that was released or bound anew since the batch was made")
 
 
 def rows_of(manager: KVCacheManager, reqs: Sequence[Req]) -> NDArray[np.int64]:

@@ -60,6 +60,14 @@ class Records:
         self._table[5, rows] = low
         self._table[6, rows] = high
 
+    def _move_cursor(self, rows: NDArray[np.int64], cursor: Any) -> None:
+        """Before the cursor the window of each row is given back."""
+        self._table[3, rows] = cursor
+
+    def _set_floor(self, rows: NDArray[np.int64], floor: int) -> None:
+        """The window of [0, floor) of each row is never given back."""
+        self._table[4, rows] = floor
+
     def _clear(self, rows: NDArray[np.int64]) -> None:
         self._table[:-1, rows] = 0
         self._table[-1, rows] += 1

@@ -16,9 +16,13 @@ from numpy.typing import NDArray
 
 from . import arguments
 from .errors import BadArgument, DoubleFree
+from .freeing import Freed, dead_range, end_of_pages, gather_pages, private_from
 from .manager import KVCacheManager, bound_rows, rows_of
 from .prefix_cache.keys import Key
+from .prefix_cache.windowed import WindowedCache
 from .records import Req
+
+Int64 = NDArray[np.int64]
 
 
 def release_kv_cache(manager: KVCacheManager, reqs: Sequence[Req], *, checkpoint: bool) -> None:
@@ -47,37 +51,21 @@ def release_overallocated(manager: KVCacheManager, req: Req) -> int:
     """
     (member,) = arguments.requests("req", [req], Req)
     rows = bound_rows(manager, [member])
-    records = manager.req_to_token_pool.records
+    records, size = manager.req_to_token_pool.records, manager.page_size
     committed, allocated = records.committed[rows], records.allocated[rows]
-    start = np.minimum(first_free_position(committed, manager.page_size), end_of_pages(allocated, manager.page_size))
+    start = np.minimum(first_free_position(committed, size), end_of_pages(allocated, size))
     pages = gather_pages(manager, rows, start, allocated)
-    manager.allocator.give_back(pages)
+    freed, row, first = Freed(manager), int(rows[0]), int(start[0]) // size
+    freed.add(row, first, pages)
+    freed.add_window(row, first, pages)
+    freed.give_back()
     records._move(rows, committed, committed)
-    return len(pages) * manager.page_size
+    return len(pages) * size
 
 
 def first_free_position(committed: NDArray[np.int64], page_size: int) -> NDArray[np.int64]:
     """Where an over-allocated tail may be freed from: the page of position committed - 1 is live and stays."""
     return end_of_pages(committed, page_size)
-
-
-def end_of_pages(tokens: NDArray[np.int64], page_size: int) -> NDArray[np.int64]:
-    """Where the last page of so many tokens ends."""
-    return (tokens + (page_size - 1)) & -page_size
-
-
-def gather_pages(
-    manager: KVCacheManager, rows: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]
-) -> torch.Tensor:
-    """The pages under row[start:end) of each row, start page aligned, one request's behind the other's."""
-    return manager.kernels.gather_pages(manager.req_to_token_pool.req_to_token, rows, start, end, manager.page_size)
-
-
-def private_from(manager: KVCacheManager, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each row's own pages begin: behind what the cache protects, and behind an open hole."""
-    records = manager.req_to_token_pool.records
-    begin: NDArray[np.int64] = np.maximum(records.protected[rows], records.hole_hi[rows])
-    return begin
 
 
 def _give_back(manager: KVCacheManager, reqs: list[Req], checkpoint: bool) -> None:
@@ -86,35 +74,83 @@ def _give_back(manager: KVCacheManager, reqs: list[Req], checkpoint: bool) -> No
         gone = [req.rid for req in reqs if not req._row]
         raise DoubleFree("KV-8", "reqs", f"{gone} hold no row: released already, or never extended")
     start, end = private_from(manager, rows), manager.req_to_token_pool.records.allocated[rows]
-    keys = publishable(manager, reqs, rows) if checkpoint else None
-    pages = gather_pages(manager, rows, start, end)
-    if manager.tree_cache is not None:
-        counts = (end_of_pages(end, manager.page_size) - start) // manager.page_size
-        parts: tuple[torch.Tensor, ...] = torch.split(pages, counts.tolist())
-        if keys is not None:
-            parts = tuple(part for triple in zip(reqs, keys, parts, strict=True) for part in _publish(manager, *triple))
-        for row in rows.tolist():
-            manager.tree_cache.release(row)
-        pages = torch.cat(parts)
-    manager.allocator.give_back(pages)
+    if manager.tree_cache is None and manager.config.window is None and not manager.leases.active:
+        manager.allocator.give_back(gather_pages(manager, rows, start, end))
+    else:
+        _give_back_one_by_one(manager, reqs, rows, start, end, checkpoint)
     manager.req_to_token_pool.unbind(rows)
 
 
-def _publish(manager: KVCacheManager, req: Req, key: Key, pages: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Insert what can be keyed of a request's own `pages`; returns those that stay the request's."""
-    assert manager.tree_cache is not None
-    own = len(key) - int(manager.req_to_token_pool.records.protected[req._row]) // manager.page_size
-    if own <= 0:
-        return (pages,)
-    duplicates, _ = manager.tree_cache.publish(req._row, key, pages[:own], req.extra_key)
-    return pages[:duplicates], pages[own:]
+def _give_back_one_by_one(
+    manager: KVCacheManager, reqs: list[Req], rows: Int64, start: Int64, end: Int64, checkpoint: bool
+) -> None:
+    """Publish what can be keyed, and free the rest: of the window pool what is not given back already."""
+    size, cache, freed = manager.page_size, manager.tree_cache, Freed(manager)
+    keys = publishable(manager, reqs, rows) if checkpoint and cache is not None else None
+    first, last = start // size, end_of_pages(end, size) // size
+    low, high = (np.clip(edge // size, first, last) for edge in dead_range(manager, rows))
+    if manager.config.window is not None and manager.config.window.kind == "pure":
+        # What is dead is gone: the row's pages lie on either side of it.
+        pages = gather_pages(manager, np.repeat(rows, 2), *_around(first * size, low * size, high * size, end))
+        counts = low - first + last - high
+    else:
+        pages, counts = gather_pages(manager, rows, start, end), last - first
+    parts: tuple[torch.Tensor, ...] = torch.split(pages, counts.tolist())
+    for i, (req, own) in enumerate(zip(reqs, parts, strict=True)):
+        row, a, b, x, y = int(rows[i]), int(first[i]), int(last[i]), int(low[i]), int(high[i])
+        if len(own) < b - a:  # pure, with a gap
+            freed.add(row, a, own[: x - a])
+            freed.add(row, y, own[x - a :])
+            continue
+        kept = a
+        if keys is not None and len(keys[i]) > a:
+            kept = len(keys[i])
+            publish(manager, req, keys[i], own[: kept - a], freed)
+        freed.add(row, kept, own[kept - a :])
+        if manager.window_allocator is not None:
+            if x > kept:
+                freed.add_window(row, kept, own[kept - a : x - a])
+            if y < b:
+                freed.add_window(row, max(y, kept), own[max(y, kept) - a :])
+    if cache is not None:
+        for row in rows.tolist():
+            cache.release(row)
+    freed.give_back()
 
 
-def publishable(manager: KVCacheManager, reqs: Sequence[Req], rows: NDArray[np.int64]) -> list[Key] | None:
-    """What of each request can be keyed: its committed tokens as far as they are known, up to an open hole."""
+def _around(start: Int64, low: Int64, high: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """The segments [start, low) and [high, end) of each row, one row's behind the other's."""
+    return np.stack((start, high), axis=1).reshape(-1), np.stack((low, np.maximum(end, high)), axis=1).reshape(-1)
+
+
+def publish(manager: KVCacheManager, req: Req, key: Key, pages: torch.Tensor, freed: Freed) -> torch.Tensor:
+    """Insert a request's own `pages`, the last of its key's; its duplicates are `freed`. Returns the cached pages that
+    stand in the place of these."""
+    cache, row = manager.tree_cache, req._row
+    assert cache is not None
+    first, live_from = len(key) - len(pages), 0
+    if isinstance(cache, WindowedCache):
+        live_from = int(dead_range(manager, np.array([row]))[1][0]) // manager.page_size
+        duplicates, cached, owners = cache.publish_live(row, key, pages, req.extra_key, live_from)
+        for begin, part in owners:
+            freed.add_window(row, begin, part)
+    else:
+        duplicates, cached = cache.publish(row, key, pages, req.extra_key)
+    freed.add(row, first, pages[:duplicates])
+    # What a lease covers has to stay locked where it lies now.
+    binding = (row, int(manager.req_to_token_pool.records.generation[row]))
+    for lease in manager.leases.of(binding):
+        lease.relock(cache, row)
+    return cached
+
+
+def publishable(manager: KVCacheManager, reqs: Sequence[Req], rows: Int64) -> list[Key] | None:
+    """What of each request can be keyed: its committed tokens as far as they are known, up to an open hole, and up to
+    what a pure window has given up."""
     cache, records = manager.tree_cache, manager.req_to_token_pool.records
     if cache is None:
         return None
-    hole = records.hole_hi[rows] > 0
-    lens = np.where(hole, records.hole_lo[rows], records.committed[rows])
+    lens = np.where(records.hole_hi[rows] > 0, records.hole_lo[rows], records.committed[rows])
+    if manager.config.window is not None and manager.config.window.kind == "pure":
+        lens = np.where(records.cursor[rows] > records.protected[rows], records.protected[rows], lens)
     return [cache.key(req.token_ids, length) for req, length in zip(reqs, lens.tolist(), strict=True)]

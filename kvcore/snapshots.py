@@ -8,7 +8,7 @@ assert snapshot(manager) == before        # what "a refused call changes nothing
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from zlib import crc32
 
@@ -16,27 +16,33 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .allocators.paged import PagedAllocator
+from .leases import Lease
 from .manager import KVCacheManager
+from .prefix_cache.radix import Node
 from .records import FIELDS
 
 Int64 = NDArray[np.int64]
 _NONE = np.zeros(0, dtype=np.int64)
-_NO_CACHE = np.zeros((7, 0), dtype=np.int64)
+_NO_CACHE = np.zeros((9, 0), dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class PoolState:
-    """The free pages of one pool, in order: listed, staged (to be sorted in), queued (in an open free group)."""
+    """The free pages of one pool, in order: listed, staged (to be sorted in), queued (in an open free group); and those
+    in quarantine, which wait for a lease."""
 
     num_pages: int
     free: Int64
     staged: Int64 = field(default_factory=lambda: _NONE)
     queued: Int64 = field(default_factory=lambda: _NONE)
+    quarantined: Int64 = field(default_factory=lambda: _NONE)
 
 
-CACHE_FIELDS = ("end", "parent", "digest", "locks", "last_use", "hits", "born")
+CACHE_FIELDS = ("end", "parent", "digest", "locks", "last_use", "hits", "born", "window_dead", "window_locks")
 """Rows of `Snapshot.cache`, a column a page, all zero for a page that is not cached. `end`: the tokens of the prefix
-that ends with this page; `parent`: the page before it, 0 for none; `digest`: of its key, the extra key included."""
+that ends with this page; `parent`: the page before it, 0 for none; `digest`: of its key, the extra key included;
+`window_dead`: 1 if it has no window page."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +51,8 @@ class Snapshot:
 
     pools: by name. bound: row -> request id. free_rows: in order. records: int64[len(FIELDS), rows], a column a row.
     slots: int32[rows, row_width], the whole table, stale entries too. cache: int64[len(CACHE_FIELDS), num_pages + 1], a
-    column a page. cache_nodes: how its pages hang together, by their first page. maps: name -> (from, to) pairs.
-    leases: leased pages.
+    column a page. cache_nodes: how its pages hang together, by their first page. maps: name -> (from, to) pages,
+    int64[2, n], ascending. leases: of each active lease the cached pages that it keeps locked.
     """
 
     page_size: int
@@ -59,7 +65,7 @@ class Snapshot:
     cache: Int64 = field(default_factory=lambda: _NO_CACHE)
     cache_nodes: tuple[tuple[int, ...], ...] = ()
     maps: dict[str, Int64] = field(default_factory=dict)
-    leases: tuple[int, ...] = ()
+    leases: tuple[tuple[int, ...], ...] = ()
 
     def record(self, row: int) -> dict[str, int]:
         """The record of a row by field name."""
@@ -74,7 +80,7 @@ class Snapshot:
         found = []
         for name, mine in self.pools.items():
             theirs = other.pools[name]
-            for part in ("free", "staged", "queued"):
+            for part in ("free", "staged", "queued", "quarantined"):
                 if not _same(getattr(mine, part), getattr(theirs, part)):
                     found.append(f"pool {name}: {part} pages")
         found += [
@@ -104,20 +110,55 @@ def _same(a: NDArray[Any], b: NDArray[Any]) -> bool:
 def snapshot(manager: KVCacheManager) -> Snapshot:
     """Copy the manager's state to the host. On a device this synchronises."""
     pool = manager.req_to_token_pool
-    free_list = manager.allocator.free_list
-    free = _to_host(free_list.ids)[free_list.head :].copy()
     cache, cache_nodes = _cache_of(manager)
     return Snapshot(
         page_size=manager.page_size,
         context_len=manager.config.context_len,
-        pools={manager.allocator.pool: PoolState(manager.config.num_pages, free)},
+        pools={name: _pool_of(manager, allocator) for name, allocator in manager.allocators.items()},
         bound={row: req.rid for row, req in pool.reqs.items()},
         free_rows=tuple(pool.free_rows),
         records=pool.records.table.copy(),
         slots=_to_host(pool.req_to_token).copy(),
         cache=cache,
         cache_nodes=cache_nodes,
+        maps=_maps_of(manager),
+        leases=tuple(_locked_by(lease) for lease in manager.leases.active),
     )
+
+
+def _pool_of(manager: KVCacheManager, allocator: PagedAllocator) -> PoolState:
+    waiting = [item.pages for item in manager.leases.quarantine if item.pool == allocator.pool]
+    return replace(pool_state(allocator), quarantined=_joined(waiting))
+
+
+def pool_state(allocator: PagedAllocator) -> PoolState:
+    """The free pages of an allocator, copied to the host."""
+    free_list = allocator.free_list
+    ids = _to_host(free_list.ids)
+    staged = ids[: free_list.staged].copy() if free_list.staged else _NONE
+    return PoolState(allocator.num_pages, ids[free_list.head :].copy(), staged, _joined(allocator.queued or []))
+
+
+def _joined(parts: list[torch.Tensor]) -> Int64:
+    return _to_host(torch.cat(parts)).copy() if parts else _NONE
+
+
+def _maps_of(manager: KVCacheManager) -> dict[str, Int64]:
+    if manager.window_allocator is None:
+        return {}
+    target = _to_host(manager.window_map)
+    mapped = np.flatnonzero(target)
+    return {"window": np.stack((mapped, target[mapped]))}
+
+
+def _locked_by(lease: Lease) -> tuple[int, ...]:
+    pages: list[int] = []
+    for held, _ in lease.holds.values():
+        node: Node | None = held
+        while node is not None and len(node):
+            pages += _to_host(node.pages).tolist()
+            node = node.parent
+    return tuple(sorted(pages))
 
 
 def _cache_of(manager: KVCacheManager) -> tuple[Int64, tuple[tuple[int, ...], ...]]:
@@ -138,7 +179,7 @@ def _cache_of(manager: KVCacheManager) -> tuple[Int64, tuple[tuple[int, ...], ..
         ends[id(node)] = begin + len(node) * size, int(pages[at - 1])
         first_parents.append(parent)
         firsts.append(begin)
-        per_node.append((len(node), node.locks, node.last_use, node.hits, node.born))
+        per_node.append((len(node), node.locks, node.last_use, node.hits, node.born, 0, node.window_locks))
     columns = np.array(per_node, dtype=np.int64).T
     counts = columns[0]
     start = np.cumsum(counts) - counts
@@ -149,6 +190,9 @@ def _cache_of(manager: KVCacheManager) -> tuple[Int64, tuple[tuple[int, ...], ..
     digests += np.repeat([digest_of_extra_key(extra_key) for extra_key, _ in nodes], counts)
     table[:3, pages] = end, parents, digests
     table[3:, pages] = np.repeat(columns[1:], counts, axis=1)
+    if any(node.dead for _, node in nodes):
+        dead = np.repeat([node.dead for _, node in nodes], counts)
+        table[7, pages] = np.arange(len(pages)) - np.repeat(start, counts) < dead
     return table, tuple(sorted((int(pages[s]), *row[:1]) for s, row in zip(start.tolist(), per_node, strict=True)))
 
 

@@ -94,10 +94,9 @@ def _engine(ledger: Ledger, many: int, much: int) -> Iterator[tuple[str, Operati
         yield "fill_a_hole_that_is_not_there", FillHole(one)
     if ledger.cache.on and (told := [(text, length) for text, length in ledger.told if length > 1]):
         text, length = told[many % len(told)]
-        writer = text.writers[-1]
-        hit = len(ledger.cache.find(ledger.texts.make(new, ((length, writer),)), length - 1)) * ledger.config.page_size
-        if hit and len(text.writers) == 1 and not text.salt:
-            yield "prealloc_with_a_prefix_below_the_hit", Prealloc(new, length, hit - 1, prompt=((length, writer),))
+        if hit := len(ledger.cache.find(text, length - 1)) * ledger.config.page_size:
+            below = Prealloc(new, length, hit - 1, prompt=text.prompt(length), salt=text.salt)
+            yield "prealloc_with_a_prefix_below_the_hit", below
     yield "decode_a_request_twice", Decode((one, one))
     yield "release_a_request_twice", Release((one, one))
     yield "release_one_that_is_gone_with_one_that_is_not", Release((one, absent))

@@ -125,10 +125,7 @@ def prompt_of(ledger: Ledger, draw: int) -> tuple[Prompt, int]:
     cut = (length, edge, edge + 1, edge - 1, length // 2, ledger.config.context_len, edge - size, size)[draw // 16 % 8]
     if cut <= 0:
         return (), text.salt
-    ends = [*text.starts[1:], cut]
-    prompt = [(min(end, cut), writer) for end, writer in zip(ends, text.writers, strict=True)]
-    kept = [pair for i, pair in enumerate(prompt) if not i or pair[0] > prompt[i - 1][0]]
-    return tuple(kept), (text.salt + 1) % 2 if draw % 64 == 63 else text.salt
+    return text.prompt(cut), (text.salt + 1) % 2 if draw % 64 == 63 else text.salt
 
 
 def _room(ledger: Ledger) -> int:

@@ -31,12 +31,20 @@ from .free_list import FreeList
 class PagedAllocator:
     """Hands out slots of pages 1..num_pages. The tensors it returns belong to the caller, and so do those passed in."""
 
-    pool = "full"
-
-    def __init__(self, num_pages: int, page_size: int, device: str = "cpu", checked: bool = True) -> None:
-        self.num_pages, self.page_size, self.device = num_pages, page_size, device
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        device: str = "cpu",
+        checked: bool = True,
+        *,
+        need_sort: bool = False,
+        pool: str = "full",
+    ) -> None:
+        self.num_pages, self.page_size, self.device, self.pool = num_pages, page_size, device, pool
         self.kernels = kernels_for(device)
-        self.free_list = FreeList(num_pages, tensor_device(device))
+        self.free_list = FreeList(num_pages, tensor_device(device), need_sort)
+        self.queued: list[torch.Tensor] | None = None  # what an open free group holds
         # Slots handed out of each page: offsets 0..handed_out[page]-1. None: unchecked.
         self.handed_out: NDArray[np.int64] | None = np.zeros(num_pages + 1, np.int64) if checked else None
 
@@ -122,9 +130,25 @@ class PagedAllocator:
         self._check_segment(slots)
         self._push(slots[:: self.page_size] // self.page_size)
 
+    def free_group_begin(self) -> None:
+        """From here on, what is freed is queued, and available when the group closes. A second begin is refused."""
+        if self.queued is not None:
+            raise BadArgument("KV-11", "free_group", "is open already; groups do not nest")
+        self.queued = []
+
+    def free_group_end(self) -> None:
+        """Close the group: what was freed in it is available. An end without a begin is refused."""
+        if self.queued is None:
+            raise BadArgument("KV-11", "free_group", "is not open")
+        queued, self.queued = self.queued, None
+        if queued:
+            self.free_list.push(torch.cat(queued))
+
     def clear(self) -> None:
-        """Take everything back: all pages free, in ascending order."""
+        """Take everything back: all pages free, in ascending order. An open group stays open, with nothing queued."""
         self.free_list.clear()
+        if self.queued is not None:
+            self.queued = []
         if self.handed_out is not None:
             self.handed_out[:] = 0
 
@@ -147,7 +171,14 @@ class PagedAllocator:
         self._push(pages)
 
     def _push(self, pages: torch.Tensor) -> None:
-        self.free_list.push(pages)
+        """`pages` were computed by this call: nothing that the caller can still change stands behind them."""
+        if self.queued is None:
+            self.free_list.push(pages)
+        else:
+            held = sum(map(len, self.queued)) + len(pages)
+            if held > self.num_pages - self.free_list.count:
+                raise DoubleFree("KV-8", "pages", f"{held} pages come back in the group, fewer are handed out")
+            self.queued.append(pages)
         self._mark(pages, 0)
 
     def _slots_of(self, pages: torch.Tensor) -> torch.Tensor:

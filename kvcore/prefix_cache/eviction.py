@@ -1,11 +1,11 @@
-"""Which leaf goes next: a heap of the leaves that nobody holds, by the policy's order.
+"""Which node goes next: a heap of those that may go, by the policy's order.
 
-    leaves = Leaves("lru")
-    leaves.offer(node)              # whenever a node becomes a leaf that nobody holds
+    leaves = Queue(POLICIES["lru"], may_go)
+    leaves.offer(node)              # whenever a node may go, and when its place in the order has changed
     node = leaves.pop()
 
-Nothing is taken out when a node stops being such a leaf: what no longer fits is passed over when it comes up, and the
-heap is swept of that and of what is in it twice once it has doubled.
+Nothing is taken out when a node may no longer go: what no longer fits is passed over when it comes up, and the heap is
+swept of that and of what is in it twice once it has doubled.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ POLICIES: dict[str, Callable[[Node], Order]] = {
 """The smallest goes first. No two leaves are equal: a use marks one path, and a path has one leaf."""
 
 
-class Leaves:
-    """Leaves without a lock, in the order of eviction."""
+class Queue:
+    """Nodes in the order of eviction. `may_go` says of a node in the tree whether it can be evicted now."""
 
-    def __init__(self, policy: str) -> None:
-        self.order = POLICIES[policy]
+    def __init__(self, order: Callable[[Node], Order], may_go: Callable[[Node], bool]) -> None:
+        self.order, self.may_go = order, may_go
         self._heap: list[tuple[Order, int, Node]] = []
         self._serial = count()
         self._sweep_at = 64
 
     def offer(self, node: Node) -> None:
-        """Enter a node that is a leaf without a lock now."""
+        """Enter a node that may go now."""
         heappush(self._heap, (self.order(node), next(self._serial), node))
         if len(self._heap) > self._sweep_at:
             # One entry a node: under "fifo" a leaf that is held and let go again is offered in the same place.
@@ -54,4 +54,4 @@ class Leaves:
 
     def _fits(self, entry: tuple[Order, int, Node]) -> bool:
         order, _, node = entry
-        return node.parent is not None and not node.locks and not node.children and self.order(node) == order
+        return node.parent is not None and self.may_go(node) and self.order(node) == order

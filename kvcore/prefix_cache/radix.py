@@ -22,22 +22,27 @@ import numpy as np
 import torch
 
 from ..records import TokenIds
-from .eviction import Leaves
+from .eviction import POLICIES, Queue
 from .keys import Key, common_pages, page_key
 
 
 class Node:
     """A run of pages. `key`: a row a page; `pages`: their ids, int64 on the device; `locks`: rows that hold it.
 
-    last_use, born: the cache's clock when it was last hit or inserted, and first inserted; hits: how often it was hit.
-    A node that is out of the tree has no parent.
+    begin: pages before it. dead, window_locks: see `windowed`. last_use, born: the cache's clock when it was last hit
+    or inserted, and first inserted; hits: how often it was hit. A node that is out of the tree has no parent.
     """
 
-    __slots__ = ("born", "children", "hits", "key", "last_use", "locks", "pages", "parent")
+    __slots__ = (
+        "begin", "born", "children", "dead", "hits", "key", "last_use", "locks", "pages", "parent", "window_locks"
+    )  # fmt: skip
 
     def __init__(self, key: Key, pages: torch.Tensor, parent: Node | None, now: int) -> None:
         self.key, self.pages, self.parent = key, pages, parent
         self.children: dict[bytes, Node] = {}
+        self.begin: int = parent.begin + len(parent) if parent is not None else 0
+        self.dead: int = 0
+        self.window_locks: int = 0
         self.locks: int = 0
         self.hits: int = 0
         self.last_use: int = now
@@ -75,7 +80,7 @@ class RadixCache:
         self.roots: dict[Hashable, Root] = {}
         self.clock = 0
         self.evictable_pages = self.cached_pages = 0
-        self._leaves = Leaves(policy)
+        self._leaves = Queue(POLICIES[policy], _is_free_leaf)
         self._held: list[Node | None] = [None] * (max_requests + 1)
         self._no_pages = torch.zeros(0, dtype=torch.int64, device=device)
 
@@ -140,6 +145,25 @@ class RadixCache:
             self._held[row] = None
             self._unlock(held)
 
+    def lend(self, row: int, tokens: int, first: int | None = None) -> tuple[Node, int] | None:
+        """Lock what the row holds of its first `tokens` tokens once more, for a lease. What `take_back` wants.
+
+        first: the page from which a window is held, where that is not for this call to say.
+        """
+        node, pages = self._held[row], -(-tokens // self.page_size)
+        while node is not None and node.parent is not None and node.begin >= pages:
+            node = node.parent
+        if node is None or node.parent is None:
+            return None
+        if node.begin + len(node) > pages:
+            node = self._split(node, pages - node.begin)
+        self._lock(node)
+        return node, 0
+
+    def take_back(self, hold: tuple[Node, int]) -> None:
+        """Undo a `lend`."""
+        self._unlock(hold[0])
+
     def evict(self, pages: int) -> torch.Tensor:
         """Take exactly `pages` <= evictable_pages pages out, the tails of the leaves that come first. int64[pages]."""
         taken, left = [self._no_pages], pages
@@ -148,11 +172,11 @@ class RadixCache:
             keep = max(len(node) - left, 0)
             left -= len(node) - keep
             taken.append(node.pages[keep:])
-            if keep:
-                node.key, node.pages = node.key[:keep], node.pages[:keep]
-                self._leaves.offer(node)
-            else:
+            if not keep:
                 self._remove(node)
+            self._trim(node, keep)
+            if keep:
+                self._leaves.offer(node)
         self.evictable_pages -= pages
         self.cached_pages -= pages
         return torch.cat(taken)
@@ -184,10 +208,15 @@ class RadixCache:
         assert node.parent is not None
         upper = Node(node.key[:pages], node.pages[:pages], node.parent, node.born)
         upper.locks, upper.hits, upper.last_use = node.locks, node.hits, node.last_use
+        node.begin += pages
         node.parent.children[_branch(node.key)] = upper
         node.key, node.pages, node.parent = node.key[pages:], node.pages[pages:], upper
         upper.children[_branch(node.key)] = node
         return upper
+
+    def _trim(self, node: Node, keep: int) -> None:
+        """An eviction leaves the first `keep` pages of a leaf."""
+        node.key, node.pages = node.key[:keep], node.pages[:keep]
 
     def _add(self, parent: Node, key: Key, pages: torch.Tensor) -> Node:
         node = parent.children[_branch(key)] = Node(key, pages, parent, self.clock)
@@ -228,6 +257,10 @@ class RadixCache:
                 if not node.children:
                     self._leaves.offer(node)
             node = node.parent
+
+
+def _is_free_leaf(node: Node) -> bool:
+    return not node.locks and not node.children
 
 
 def _walk(node: Node, key: Key) -> Hit:
