@@ -96,6 +96,13 @@ def parser() -> argparse.ArgumentParser:
     workload.add_argument("--max-running", type=_at_least(1), default=64, help="requests that run at once")
     workload.add_argument("--chunk", type=_at_least(1), default=8192, help="prompt tokens computed a step")
     workload.add_argument("--spec", choices=("eagle", "dflash", "none"), default="eagle", help="speculative decoding")
+    workload.add_argument(
+        "--prefix-cache",
+        choices=("radix", "none"),
+        default="radix",
+        help="whether prompts share what they have in common, by the trace's hash ids",
+    )
+    workload.add_argument("--eviction", choices=("lru", "lfu", "fifo"), default="lru", help="which cached pages go first")
     _seed_and_json(workload)
 
     replay = command("replay", "run a replay file and show the first step that breaks a clause")

@@ -114,6 +114,8 @@ def workload(arguments: argparse.Namespace) -> int:
         max_running=arguments.max_running,
         chunk=arguments.chunk,
         speculation=SPECULATION[arguments.spec],
+        prefix_cache=arguments.prefix_cache,
+        eviction=arguments.eviction,
         seed=seed,
     )
     try:
@@ -137,7 +139,9 @@ def workload(arguments: argparse.Namespace) -> int:
         requests=result.requests,
         prompt_tokens=result.prompt_tokens,
         output_tokens=result.output_tokens,
+        recomputed_tokens=result.recomputed_tokens,
         hit_tokens=result.hit_tokens,
+        rehit_tokens=result.rehit_tokens,
         evicted_pages=result.evicted_pages,
         retractions=result.retractions,
         peak_pages=result.peak_pages,
@@ -146,6 +150,11 @@ def workload(arguments: argparse.Namespace) -> int:
         f"{result.requests:,} requests, {result.prompt_tokens:,} prompt and {result.output_tokens:,} output tokens, "
         f"{result.retractions:,} retractions, at most {result.peak_pages:,} of {result.config.num_pages:,} pages"
     )
+    if settings.prefix_cache != "none":
+        out.print(
+            f"{result.hit_tokens:,} prompt tokens hit and {result.rehit_tokens:,} more by resumes, "
+            f"{result.evicted_pages:,} pages evicted"
+        )
     return finish(data, result.missing, arguments.json)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
+from itertools import islice
 from ..snapshots import digest_of_extra_key, digests_of
 from .configuration import Configuration
 from .texts import Text
@@ -23,9 +24,9 @@ class CachedPage:
 
     __slots__ = ("born", "children", "digest", "end", "hits", "key", "last_use", "locks", "page", "parent")
 
-    def __init__(self, key: tuple[int, int], page: int, parent: CachedPage | None, end: int, digest: int) -> None:
-        self.key, self.page, self.parent, self.end, self.digest = key, page, parent, end, digest
-        self.locks = self.hits = self.children = self.last_use = self.born = 0
+    def __init__(self, key: int, page: int, parent: CachedPage | None, end: int, digest: int, now: int) -> None:
+        self.key, self.page, self.parent, self.end, self.digest, self.born = key, page, parent, end, digest, now
+        self.locks = self.hits = self.children = self.last_use = 0
 
     def column(self) -> tuple[int, ...]:
         """What a snapshot shows of it."""
@@ -47,7 +48,7 @@ class Prefixes:
     def __init__(self, config: Configuration) -> None:
         self.on = config.prefix_cache != "none"
         self.size, self.bigram = config.page_size, config.has_bigram_keys
-        self.by_prefix: dict[tuple[int, int], CachedPage] = {}
+        self.by_prefix: dict[int, CachedPage] = {}
         self.by_page: dict[int, CachedPage] = {}
         self.changed: set[int] = set()
         self.clock = self.unlocked = self.evicted = 0
@@ -60,9 +61,8 @@ class Prefixes:
         path: list[CachedPage] = []
         if not pages or not self.by_prefix:
             return path
-        keys = text.page_keys(pages, self.size, self.bigram)
-        for index in range(pages):
-            cached = self.by_prefix.get((keys[index], index))
+        for key in islice(text.page_keys(pages, self.size, self.bigram), pages):
+            cached = self.by_prefix.get(key)
             if cached is None:
                 break
             path.append(cached)
@@ -97,12 +97,11 @@ class Prefixes:
         path: list[CachedPage] = list(held.shared)
         digests: list[int] | None = None
         for index in range(begin, pages):
-            cached = self.by_prefix.get((keys[index], index))
+            cached = self.by_prefix.get(keys[index])
             if cached is None:
                 if digests is None:
                     digests = self._digests(held.text, pages)
-                parent = path[-1] if path else None
-                cached = self._enter((keys[index], index), held.pages[index], parent, digests[index])
+                cached = self._enter(keys[index], index, held.pages[index], path[-1] if path else None, digests[index])
                 new.append(cached.page)
             else:
                 duplicates.append(held.pages[index])
@@ -142,9 +141,8 @@ class Prefixes:
         self.evicted += pages
         return gone
 
-    def _enter(self, key: tuple[int, int], page: int, parent: CachedPage | None, digest: int) -> CachedPage:
-        cached = CachedPage(key, page, parent, (key[1] + 1) * self.size, digest)
-        cached.born = self.clock
+    def _enter(self, key: int, index: int, page: int, parent: CachedPage | None, digest: int) -> CachedPage:
+        cached = CachedPage(key, page, parent, (index + 1) * self.size, digest, self.clock)
         self.by_prefix[key] = self.by_page[page] = cached
         if parent is not None:
             parent.children += 1

@@ -6,7 +6,9 @@
 
 Admission is first come first served by what fits; prompts are computed in chunks that share a budget with the running
 decodes; what a draft is accepted of is drawn from the seed; and when room is short, the request with the least to lose
-is retracted and resumes later. It only proposes: the runner says what has to succeed, and checks that it did.
+is retracted and resumes later. With a prefix cache a prompt begins behind what is cached of it; each chunk of one that
+goes on is published, and so is what finishes. It only proposes: the runner says what has to succeed, and checks that
+it did.
 Arrival times are not waited for: the pool is under test, and a queue that never empties keeps it full.
 """
 
@@ -19,21 +21,36 @@ from random import Random
 
 from .. import sizing
 from .ledger import Ledger
-from .operations import Commit, Decode, Extend, Operation, Release, ReleaseOverallocated, Retract, SpecReserve
+from .operations import (
+    Checkpoint,
+    Commit,
+    Decode,
+    Extend,
+    Operation,
+    Release,
+    ReleaseOverallocated,
+    Retract,
+    SpecReserve,
+)
+from .prefixes import CachedPage
 from .runner import Runner
-from .trace import Trace
+from .texts import Prompt
+from .trace import BLOCK, Trace, TraceRequest
 from .verdicts import Done, Outcome, Refused
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One that waits or runs. Of its tokens, `generated` are output so far, and `computed` have KV."""
+    """One that waits or runs. Of its tokens, `generated` are output so far, `computed` have KV, and `lost` had it before
+    a retraction."""
 
     number: int
     prompt_len: int
     output_len: int
+    prompt: Prompt = ()
     generated: int = 0
     computed: int = 0
+    lost: int = 0
 
     @property
     def known(self) -> int:
@@ -49,12 +66,16 @@ class Request:
 @dataclass
 class Served:
     """What was done. prompt_tokens, output_tokens: of the requests released, each token with a slot whose stamp was
-    read back; what a resume computes again counts in recomputed_tokens alone."""
+    read back; what a resume computes again counts in recomputed_tokens alone. hit_tokens: found in the prefix cache
+    when a request began; rehit_tokens: when it resumed. evicted_pages: taken out of the cache for others."""
 
     requests: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
     recomputed_tokens: int = 0
+    hit_tokens: int = 0
+    rehit_tokens: int = 0
+    evicted_pages: int = 0
     retractions: int = 0
     peak_pages: int = 0
 
@@ -66,7 +87,7 @@ class Scheduler:
         self.runner, self.chunk, self.random = runner, chunk, Random(seed)
         self.ledger: Ledger = runner.ledger
         self.waiting = deque(
-            Request(number, request.prompt_len, request.output_len)
+            Request(number, request.prompt_len, request.output_len, prompt_of(request))
             for number, request in enumerate(trace.requests, start=1)
         )
         self.prefilling: list[Request] = []  # the first come first, those without a row last
@@ -86,7 +107,7 @@ class Scheduler:
         while self.waiting or self.prefilling or self.decoding:
             if self.room_was_made:
                 self._admit()
-            self._settle(self._perform(lambda: self.prefilling, self._extend))
+            self._prefill()
             if self.drafted:
                 self._decode_last_tokens()
                 self._decode_speculatively()
@@ -96,29 +117,66 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Who comes first, as long as it fits beside what is promised to those that run: room for the tokens they have
-        and for their next step. Not for their outputs: an engine cannot know how long those will be."""
+        and for their next step. Not for their outputs: an engine cannot know how long those will be. What is cached of
+        a request it does not lack, but while it holds that, nobody can have it evicted."""
         self.room_was_made = False
-        free = self.ledger.pages.free - sum(map(self._lacks, (*self.prefilling, *self.decoding)))
+        pinned: set[int] = set()
+
+        def left(free: int, one: Request) -> int:
+            path = [] if one.computed else self._cached(one)
+            pinned.update([cached.page for cached in path if not cached.locks])
+            return free - self._lacks(one, len(path))
+
+        free = self.ledger.pages.free + self.ledger.cache.unlocked
+        for one in (*self.prefilling, *self.decoding):
+            free = left(free, one)
         most = self.runner.config.max_requests
         while self.waiting and len(self.prefilling) + len(self.decoding) < most:
-            free -= self._lacks(self.waiting[0])
-            if free < 0:
+            free = left(free, self.waiting[0])
+            if free < len(pinned):
                 return
             self.prefilling.append(self.waiting.popleft())
 
-    def _lacks(self, one: Request) -> int:
-        """Pages that it has to get for the tokens it has and one step."""
+    def _cached(self, one: Request) -> list[CachedPage]:
+        """What the cache has of a request without a row."""
+        return self.ledger.cache.find(self.ledger.text_of(one.number, one.prompt), one.known - 1)
+
+    def _lacks(self, one: Request, cached: int) -> int:
+        """Pages that it has to get for the tokens it has and one step, `cached` of which it finds."""
         allocated = self.ledger.get(one.number).allocated
-        return self.ledger.pages.needed(allocated, max(allocated, one.known + (self.reserve if one.left else 0)))
+        to = max(allocated, one.known + (self.reserve if one.left else 0))
+        return self.ledger.pages.needed(allocated, to) - cached
+
+    def _prefill(self) -> None:
+        """The next chunk, and its publication where the prompt goes on: others need not wait for its end."""
+        ones = self._perform(lambda: self.prefilling, self._extend)
+        for one in ones:
+            held = self.ledger.get(one.number)
+            if held.protected and not one.computed:
+                if one.lost:
+                    self.served.rehit_tokens += held.protected
+                else:
+                    self.served.hit_tokens += held.protected
+            begin = one.computed or held.protected
+            self.served.recomputed_tokens += max(min(held.committed, one.lost) - begin, 0)
+        self._settle(ones)
+        self.decoding += [one for one in ones if one.computed == one.known]
+        self.prefilling = [one for one in self.prefilling if one.computed < one.known]
+        if ones and self.ledger.cache.on:
+            for one in [one for one in self.prefilling if one.computed]:
+                self._step(Checkpoint(one.number))
 
     def _extend(self, ones: list[Request]) -> Extend:
         """The prompts' next tokens, `chunk` together, the first come first."""
-        budget, seq_lens = self.chunk, {}
+        budget, seq_lens, prompts = self.chunk, {}, []
         for one in ones:
-            if budget:
-                seq_lens[one.number] = min(one.known, one.computed + budget)
-                budget -= seq_lens[one.number] - one.computed
-        return Extend(tuple(seq_lens), tuple(seq_lens.values()))
+            if budget > 0:
+                begin = one.computed or len(self._cached(one)) * self.runner.config.page_size
+                least = 2 if begin > one.computed else 1  # with one token only behind it, its last page is not hit
+                seq_lens[one.number] = min(one.known, begin + max(budget, least))
+                budget -= seq_lens[one.number] - begin
+                prompts.append(() if one.computed or one.lost else one.prompt)
+        return Extend(tuple(seq_lens), tuple(seq_lens.values()), prompts=tuple(prompts) if any(prompts) else ())
 
     def _decode_last_tokens(self) -> None:
         """A request with one token left has no use for a draft: its tail is given back and it decodes plainly."""
@@ -172,25 +230,25 @@ class Scheduler:
         return []
 
     def _settle(self, ones: list[Request]) -> None:
-        """Enter the lengths that an operation has left; those whose prompt is computed decode from now on."""
+        """Enter the lengths that an operation has left."""
         for one in ones:
             one.computed = self.ledger.get(one.number).committed
             one.generated = max(one.generated, one.computed - one.prompt_len)
-        if ones is self.prefilling:
-            self.decoding += [one for one in ones if one.computed == one.known]
-            self.prefilling = [one for one in ones if one.computed < one.known]
 
     def _retract_one(self) -> None:
         """In SGLang's order: the shortest output first, of equals the longest prompt; it goes to the head of the queue.
-        Those that were only promised room go back too."""
-        while self.prefilling and not self.prefilling[-1].computed:
+        Those that were only promised room go back too; all but the first, if that leaves nobody else: alone it fits."""
+        while self.prefilling and not self.prefilling[-1].computed and len(self.prefilling) + len(self.decoding) > 1:
             self.waiting.appendleft(self.prefilling.pop())
+            self.room_was_made = True
         victim = min((*self.prefilling, *self.decoding), key=lambda one: (one.generated, -one.prompt_len))
+        if not victim.computed:
+            return
         self._step(Retract((victim.number,)))
         (self.prefilling if victim in self.prefilling else self.decoding).remove(victim)
         self.waiting.appendleft(victim)
         self.served.retractions += 1
-        self.served.recomputed_tokens += victim.computed
+        victim.lost = max(victim.lost, victim.computed)
         victim.computed = 0
         self.batch = ()  # its row may be bound anew before these members meet again
         self.room_was_made = True
@@ -200,7 +258,7 @@ class Scheduler:
         finished = [one for one in self.decoding if not one.left]
         if finished:
             lengths = [self.ledger.live[one.number].committed for one in finished]
-            self._step(Release(_numbers(finished)))
+            self._step(Release(_numbers(finished), self.ledger.cache.on))
             self.decoding = self._unfinished()
             self.room_was_made = True
             self.served.requests += len(finished)
@@ -214,9 +272,21 @@ class Scheduler:
         outcome = self.runner.step(operation)
         if isinstance(outcome, Refused) and outcome.how != "shortage":
             raise AssertionError(f"the scheduler proposed what cannot be right: {operation}") from outcome.error
+        self.served.evicted_pages = self.ledger.cache.evicted
         self.served.peak_pages = max(self.served.peak_pages, self.ledger.config.num_pages - self.ledger.pages.free)
         return outcome
 
 
 def _numbers(ones: list[Request]) -> tuple[int, ...]:
     return tuple([one.number for one in ones])
+
+
+def prompt_of(request: TraceRequest) -> Prompt:
+    """Who wrote the prompt: a writer of its own for each hash id, so that equal ids are equal tokens. Nothing where the
+    trace has none: then the request says its own."""
+    return tuple(
+        [
+            (min(end * BLOCK, request.prompt_len), -(block + 1))
+            for end, block in enumerate(request.hash_ids or (), start=1)
+        ]
+    )

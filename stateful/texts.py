@@ -21,17 +21,26 @@ Prompt = tuple[tuple[int, int], ...]
 """Segments: up to which position (ascending, in tokens), and who wrote it."""
 
 _SHORT = 64
+_RECENT = 128
+_PAGES = 24  # bits of a page's number
 
 
 class Text:
     """One request's tokens. `salt`: its extra key, 0 for none."""
 
-    __slots__ = ("_keys", "_tokens", "prefixes", "salt", "starts", "writers")
+    __slots__ = ("_keys", "_prefixes", "_tokens", "_writers", "prefixes", "salt", "starts")
 
     def __init__(self, starts: list[int], writers: list[int], prefixes: list[int], salt: int) -> None:
-        self.starts, self.writers, self.prefixes, self.salt = starts, writers, prefixes, salt
+        self.starts, self.prefixes, self.salt = starts, prefixes, salt
+        self._writers, self._prefixes = np.array(writers, dtype=np.int64), np.array(prefixes, dtype=np.int64)
         self._tokens = np.zeros(0, dtype=np.int32)
         self._keys: list[int] = []
+
+    def prompt(self, cut: int) -> Prompt:
+        """The segments of the first `cut` tokens, for a request that is to say the same."""
+        ends = [*self.starts[1:], cut]
+        written = zip(self.starts, ends, self._writers.tolist(), strict=True)
+        return tuple((min(end, cut), writer) for start, end, writer in written if start < cut)
 
     def prefix_at(self, position: int) -> int:
         """A number for everything up to `position`: equal for two texts if and only if they agree so far."""
@@ -42,28 +51,36 @@ class Text:
         first = bisect_right(self.starts, start) - 1
         if first == len(self.starts) - 1 or self.starts[first + 1] >= end:
             return self.prefixes[first]
-        where = np.searchsorted(self.starts, np.arange(start, end), side="right") - 1
-        numbers: NDArray[np.int64] = np.array(self.prefixes, dtype=np.int64)[where]
-        return numbers
+        return self._spread(self._prefixes, start, end)
 
     def page_keys(self, pages: int, page_size: int, bigram: bool) -> list[int]:
-        """What each of the first pages is known by; with bigram keys the token behind the page counts, too."""
-        while len(self._keys) < pages:
-            self._keys.append(self.prefix_at((len(self._keys) + 1) * page_size - 1 + bigram))
+        """What each of the first pages is known by, at least so many: a number for its place and everything up to its
+        end; with bigram keys the token behind the page counts, too."""
+        known = len(self._keys)
+        if known < pages:
+            index = np.arange(known, pages, dtype=np.int64)
+            last = (index + 1) * page_size - 1 + bigram
+            prefixes = self._prefixes[np.searchsorted(self.starts, last, side="right") - 1]
+            self._keys += (prefixes << _PAGES | index).tolist()
         return self._keys
 
     def tokens(self, length: int) -> NDArray[np.int32]:
         """The first `length` tokens. A view: not to be written to."""
-        if len(self._tokens) < length:
-            grown = max(length, 2 * len(self._tokens), _SHORT)
-            position = np.arange(grown, dtype=np.int64)
-            writers = np.array(self.writers, dtype=np.int64)
-            if len(writers) > 1:
-                writers = writers[np.searchsorted(self.starts, position, side="right") - 1]
+        known = len(self._tokens)
+        if known < length:
+            position = np.arange(known, max(length, known + known // 4, _SHORT), dtype=np.int64)
+            writers = self._spread(self._writers, known, known + len(position))
             # At one position, different writers never say the same.
-            self._tokens = ((writers * 2654435761 + position * 40503) & 0x7FFFFFFF).astype(np.int32)
+            more = ((writers * 2654435761 + position * 40503) & 0x7FFFFFFF).astype(np.int32)
+            self._tokens = np.concatenate((self._tokens, more))
             self._tokens.flags.writeable = False
         return self._tokens[: max(length, 0)]
+
+    def _spread(self, values: NDArray[np.int64], start: int, end: int) -> NDArray[np.int64]:
+        """The value of its segment for every position of [start, end)."""
+        first, last = bisect_right(self.starts, start) - 1, bisect_right(self.starts, end - 1)
+        edges = np.array([start, *self.starts[first + 1 : last], end])
+        return np.repeat(values[first:last], np.diff(edges))
 
 
 NO_TEXT = Text([0], [0], [0], 0)
@@ -75,9 +92,20 @@ class Texts:
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int, int], int] = {}
+        self._recent: dict[int, tuple[Prompt, int, Text]] = {}  # the last ones made: a call needs the same a few times
 
     def make(self, number: int, prompt: Prompt = (), salt: int = 0) -> Text:
         """The text of request `number`: its prompt, then its own tokens."""
+        recent = self._recent.get(number)
+        if recent is not None and recent[0] == prompt and recent[1] == salt:
+            return recent[2]
+        if len(self._recent) == _RECENT:
+            del self._recent[next(iter(self._recent))]
+        text = self._make(number, prompt, salt)
+        self._recent[number] = prompt, salt, text
+        return text
+
+    def _make(self, number: int, prompt: Prompt, salt: int) -> Text:
         if not prompt and not salt:
             return Text([0], [number], [self._number(0, 0, number)], 0)
         starts: list[int] = []

@@ -28,6 +28,10 @@ LONGEST = 2**24
 """Tokens of a prompt or an output that no model reaches: a line that says more is a slip, not a request."""
 
 
+MOST_BLOCKS = 2**30
+"""Hash ids lie below: each is a writer of tokens, beside the requests."""
+
+
 class MalformedTrace(ValueError):
     """The file is no trace; the message names the line."""
 
@@ -71,6 +75,12 @@ class Trace:
     def longest(self) -> int:
         """Tokens of the largest request, prompt and output."""
         return max(request.total_len for request in self.requests)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether two prompts begin with the same block."""
+        first = [request.hash_ids[0] for request in self.requests if request.hash_ids]
+        return len(set(first)) < len(first)
 
 
 def read_trace(path: str | Path, limit: int | None = None) -> Trace:
@@ -125,8 +135,8 @@ def _mooncake(line: str) -> TraceRequest:
     output_len = _length("output_length", fields["output_length"], 0)
     if type(timestamp) not in (int, float) or not 0 <= timestamp < float("inf"):
         raise ValueError(f"'timestamp' is {timestamp!r}; it has to be milliseconds")
-    if type(hash_ids) is not list or not all(type(block) is int for block in hash_ids):
-        raise ValueError("'hash_ids' has to be a list of integers")
+    if type(hash_ids) is not list or not all(type(block) is int and 0 <= block < MOST_BLOCKS for block in hash_ids):
+        raise ValueError(f"'hash_ids' has to be a list of integers from 0 to {MOST_BLOCKS - 1}")
     blocks = -(-prompt_len // BLOCK)
     if len(hash_ids) != blocks:
         raise ValueError(f"'hash_ids' has {len(hash_ids)} entries; {prompt_len} tokens are {blocks} blocks of {BLOCK}")

@@ -48,6 +48,8 @@ class WorkloadSettings:
     max_running: int = 64
     chunk: int = 8192
     speculation: Speculation | None = SPECULATION["eagle"]
+    prefix_cache: str = "radix"
+    eviction: str = "lru"
     seed: int = 0
 
 
@@ -60,8 +62,6 @@ class WorkloadResult(Served):
     reach: Reach = field(default_factory=Reach)
     failure: Failure | None = None
     missing: list[str] = field(default_factory=list)
-    hit_tokens: int = 0
-    evicted_pages: int = 0
 
     @property
     def verdict(self) -> str:
@@ -109,8 +109,15 @@ def _missing(result: WorkloadResult, trace: Trace, settings: WorkloadSettings) -
         got, there = getattr(result, name), getattr(trace, name)
         if got != there:
             yield f"{got} {name} got a slot, the trace has {there}"
-    if trace.whole and settings.pages is None and not result.retractions:
+    if not trace.whole or settings.pages is not None:
+        return
+    if not result.retractions:
         yield "nothing was retracted: the default pool never ran short"
+    if settings.prefix_cache != "none":
+        if not result.evicted_pages:
+            yield "nothing was evicted: the default pool held all that was ever cached"
+        if trace.repeats and not result.hit_tokens:
+            yield "nothing was hit: each prompt that repeats another came too late or too soon"
 
 
 def default_pages(trace: Trace, settings: WorkloadSettings) -> int:
@@ -138,6 +145,8 @@ def configuration_for(trace: Trace, settings: WorkloadSettings) -> Configuration
         context_len=trace.longest,
         device=settings.device,
         speculation=settings.speculation,
+        prefix_cache=settings.prefix_cache,
+        eviction=settings.eviction,
         checked=False,
     )
 
