@@ -102,7 +102,9 @@ def parser() -> argparse.ArgumentParser:
         default="radix",
         help="whether prompts share what they have in common, by the trace's hash ids",
     )
-    workload.add_argument("--eviction", choices=("lru", "lfu", "fifo"), default="lru", help="which cached pages go first")
+    workload.add_argument(
+        "--eviction", choices=("lru", "lfu", "fifo"), default="lru", help="which cached pages go first"
+    )
     _seed_and_json(workload)
 
     replay = command("replay", "run a replay file and show the first step that breaks a clause")

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from itertools import islice
+
 from ..snapshots import digest_of_extra_key, digests_of
 from .configuration import Configuration
 from .texts import Text
@@ -22,16 +23,21 @@ from .verdicts import Held
 class CachedPage:
     """One page of the cache: the prefix that ends with it, how many requests hold it, and its history."""
 
-    __slots__ = ("born", "children", "digest", "end", "hits", "key", "last_use", "locks", "page", "parent")
+    __slots__ = (
+        "born", "children", "dead", "digest", "end", "hits", "key", "last_use", "locks", "page", "parent", "window_locks"
+    )  # fmt: skip
 
     def __init__(self, key: int, page: int, parent: CachedPage | None, end: int, digest: int, now: int) -> None:
         self.key, self.page, self.parent, self.end, self.digest, self.born = key, page, parent, end, digest, now
-        self.locks = self.hits = self.children = self.last_use = 0
+        self.locks = self.hits = self.children = self.last_use = self.window_locks = 0
+        self.dead = False  # has no window page
 
     def column(self) -> tuple[int, ...]:
         """What a snapshot shows of it."""
         parent = self.parent.page if self.parent else 0
-        return self.end, parent, self.digest, self.locks, self.last_use, self.hits, self.born
+        return (
+            self.end, parent, self.digest, self.locks, self.last_use, self.hits, self.born, self.dead, self.window_locks
+        )  # fmt: skip
 
 
 ORDER: dict[str, Callable[[CachedPage], tuple[int, ...]]] = {
@@ -51,6 +57,7 @@ class Prefixes:
         self.by_prefix: dict[int, CachedPage] = {}
         self.by_page: dict[int, CachedPage] = {}
         self.changed: set[int] = set()
+        self.gone: list[CachedPage] = []  # what the last eviction has taken out
         self.clock = self.unlocked = self.evicted = 0
         self._order = ORDER[config.eviction]
         self._next: list[tuple[tuple[int, ...], int, CachedPage]] = []
@@ -126,6 +133,7 @@ class Prefixes:
     def evict(self, pages: int) -> list[int]:
         """Take so many pages out: always the unlocked page without a successor that comes first in the order."""
         gone: list[int] = []
+        self.gone.clear()
         while len(gone) < pages:
             order, _, cached = heappop(self._next)
             in_cache = self.by_page.get(cached.page) is cached
@@ -134,6 +142,7 @@ class Prefixes:
             del self.by_prefix[cached.key], self.by_page[cached.page]
             self.changed.add(cached.page)
             gone.append(cached.page)
+            self.gone.append(cached)
             if cached.parent is not None:
                 cached.parent.children -= 1
                 self._offer(cached.parent)

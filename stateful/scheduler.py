@@ -41,8 +41,8 @@ from .verdicts import Done, Outcome, Refused
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One that waits or runs. Of its tokens, `generated` are output so far, `computed` have KV, and `lost` had it before
-    a retraction."""
+    """One that waits or runs. Of its tokens, `generated` are output so far, `computed` have KV, and `lost` had it
+    before a retraction."""
 
     number: int
     prompt_len: int

@@ -28,10 +28,10 @@ _PAGES = 24  # bits of a page's number
 class Text:
     """One request's tokens. `salt`: its extra key, 0 for none."""
 
-    __slots__ = ("_keys", "_prefixes", "_tokens", "_writers", "prefixes", "salt", "starts")
+    __slots__ = ("_keys", "_prefixes", "_tokens", "_writers", "prefixes", "salt", "starts", "writers")
 
     def __init__(self, starts: list[int], writers: list[int], prefixes: list[int], salt: int) -> None:
-        self.starts, self.prefixes, self.salt = starts, prefixes, salt
+        self.starts, self.writers, self.prefixes, self.salt = starts, writers, prefixes, salt
         self._writers, self._prefixes = np.array(writers, dtype=np.int64), np.array(prefixes, dtype=np.int64)
         self._tokens = np.zeros(0, dtype=np.int32)
         self._keys: list[int] = []
