@@ -122,7 +122,7 @@ def test_a_split_keeps_the_locks_and_the_history_of_both_halves(device: str) -> 
     known = serve(manager, range(16))
     whole = start(manager, range(20))
     part = start(manager, [*range(8), *OTHER], 12)
-    locks, _, hits, born = sound(manager).cache[3:, known].tolist()
+    locks, _, hits, born = sound(manager).cache[3:7, known].tolist()
     assert (locks, hits, born) == ([2, 2, 1, 1], [2, 2, 1, 1], [born[0]] * 4)
     assert evict_from_tree_cache(manager, 99) == 0
     retract(manager, [whole])
