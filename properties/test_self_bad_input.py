@@ -280,7 +280,7 @@ def test_a_shortage_says_pool_need_free_and_changes_nothing(short: str) -> None:
         ("page_size", 3), ("page_size", 256), ("page_size", 0), ("page_size", True), ("page_size", "4"),
         ("num_pages", 0), ("num_pages", -1), ("num_pages", 2**31), ("num_pages", 1.0),
         ("max_requests", 0), ("context_len", 0), ("device", "tpu"), ("speculation", "eagle"), ("checked", "yes"),
-        ("prefix_cache", "tree"), ("eviction", "mru"), ("need_sort", True), ("window", 4096), ("hisparse", object()),
+        ("prefix_cache", "tree"), ("eviction", "mru"), ("need_sort", "yes"), ("window", 4096), ("hisparse", object()),
     ],
 )  # fmt: skip
 def test_a_configuration_that_cannot_be_is_refused_by_field(field: str, value: Any) -> None:
