@@ -43,6 +43,7 @@ OPERATIONS = (
     "extend_rows",
     "decode_rows",
     "write_pages",
+    "take_window_pages",
 )
 """The operations that have a kernel; `jit.launches` counts by these names."""
 

@@ -14,6 +14,7 @@ has no `other` reads rubbish, where a GPU may read 0 until it does not.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -24,7 +25,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from ..kernels.dispatch import OPERATIONS, kernels_for
-from .cases import Case
+from .cases import WITH_WINDOW, Case
 from .fences import Crashed, in_child
 from .masked_loads import undefined_lanes
 from .operations import by_reference, prepare
@@ -60,6 +61,7 @@ def check_kernel(
 
     device: "cpu", "interpret" (needs TRITON_INTERPRET=1 before Triton is imported), "cuda" or "cuda:K".
     examples: drawn calls, from `seed`; a few fixed large ones follow (a prompt of 126,000 tokens, a large batch).
+    A function without a parameter `window` is called without one.
     largest_batch: of the drawn calls; None: LARGEST_BATCH.
     """
     found = find_mismatch(
@@ -86,9 +88,13 @@ def find_mismatch(
     kernels_for(device)  # Refuses a lane that is not to be had here.
     lane = device.partition(":")[0]
     drawn = _draw(cases(op, page_sizes, largest_batch or LARGEST_BATCH[lane]), examples, seed)
-    found = first_wrong(
-        op, fn, device, edge_cases(op, page_sizes) + drawn + (large_cases(lane, page_sizes) if large else [])
-    )
+    edges, largest = edge_cases(op, page_sizes), large_cases(lane, page_sizes) if large else []
+    if op in WITH_WINDOW and takes_window(fn):
+        edges += [replace(case, window=1) for case in edges]
+        largest += [replace(case, window=1) for case in largest]
+    elif op in WITH_WINDOW:
+        drawn = [replace(case, window=None) for case in drawn]
+    found = first_wrong(op, fn, device, edges + drawn + largest)
     if found is None:
         return None
     case = smallest(found[0], lambda case: first_wrong(op, fn, device, [case]) is not None)
@@ -119,6 +125,14 @@ def first_wrong(op: str, fn: Callable[..., Any], device: str, calls: list[Case])
     except Crashed as crash:
         return calls[crash.step], f"it {crash}: it reads or writes outside of its arguments"
     return found
+
+
+def takes_window(fn: Callable[..., Any]) -> bool:
+    """Whether `fn` says that it takes a window: by a parameter of this name."""
+    try:
+        return "window" in inspect.signature(fn).parameters
+    except (TypeError, ValueError):  # It is built in, and says nothing.
+        return False
 
 
 def edge_cases(op: str, page_sizes: tuple[int, ...]) -> list[Case]:
@@ -185,6 +199,8 @@ def _smaller(case: Case) -> Iterator[Case]:
             yield replace(case, batch=batch)
         if case.batch <= 64:
             yield replace(case, members=tuple((start, new) for start, new in case.lens.tolist()), batch=None)
+    yield replace(case, window=None)
+    yield replace(case, window=case.window and 0)
     yield replace(case, top=None)
     yield replace(case, order=0)
     yield replace(case, order=min(case.order, 1))

@@ -20,7 +20,8 @@ from ..kernels.alloc_extend import alloc_extend
 from ..kernels.assign_req_to_token_pool import assign_req_to_token_pool
 from ..kernels.dispatch import CpuKernels, Tiles, TritonKernels, kernels_for
 from ..kernels.get_last_loc import get_last_loc
-from .cases import Case, whole_pages
+from ..kernels.window import WindowPages
+from .cases import WHOLE_PAGES, Case, whole_pages
 
 MOST_PROGRAMS = 8
 """A tile is drawn as small as 2, but no call takes more programs, or trips of one, than this: the interpreter takes
@@ -49,15 +50,18 @@ def small_tile_function(op: str, device: str) -> Callable[..., Any]:
     On a GPU each tile would be a compilation, and on the CPU there are none: there it is the lane's own.
     """
 
-    def fn(*arguments: Any) -> Any:
+    def fn(*arguments: Any, window: WindowPages | None = None) -> Any:
+        named = {} if window is None else {"window": window}
         if device != "interpret":
-            return lane_function(op, device, Case(1, ((0, 1),)))(*arguments)
+            return lane_function(op, device, Case(1, ((0, 1),)))(*arguments, **named)
         longest = max(len(a) for a in arguments if isinstance(a, (np.ndarray, torch.Tensor)) and a.ndim == 1)
         tokens = longest
         if op in ("extend_rows", "gather_pages", "write_pages"):
             start, end = arguments[2:4]
             tokens = int((end - start).sum())
-        return lane_function(op, device, Case(1, ((0, max(tokens, 1)),), tile=2))(*arguments)
+        elif op == "take_window_pages":
+            tokens = len(arguments[1])
+        return lane_function(op, device, Case(1, ((0, max(tokens, 1)),), tile=2))(*arguments, **named)
 
     return fn
 
@@ -66,8 +70,8 @@ def tiles_of(op: str, case: Case, usual: Tiles) -> Tiles:
     """Tiles of `case.tile`, or as much larger as MOST_PROGRAMS asks for."""
     if case.tile is None:
         return usual
-    lens = whole_pages(case)[1] if op == "write_pages" else case.lens
-    tokens = max(int(lens.sum()), 1)
+    lens = whole_pages(case)[1] if op in WHOLE_PAGES else case.lens
+    tokens = max(int(lens.sum()) // (case.page_size if op == "take_window_pages" else 1), 1)
     return Tiles(*(max(case.tile, power_of_two(-(-n // MOST_PROGRAMS))) for n in (len(case.lens), tokens)))
 
 

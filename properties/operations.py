@@ -13,10 +13,11 @@
 | extend_rows              | fn(req_to_token, rows, start, end, free_ids, head, page_size) -> slots |
 | decode_rows              | fn(req_to_token, rows, lens, free_ids, head, page_size) -> slots |
 | write_pages              | fn(req_to_token, rows, start, end, pages, page_size) |
+| take_window_pages        | fn(window_map, pages) -> window_pages |
 
 The first four are kernels on their own: every tensor is on the device, rows and lengths are int32[bs] or int64[bs]
 (both are tried), last_loc is int64[bs], free_pages int64 and begins at the list's head at any offset, and `out`, int64,
-is allocated by the caller and filled. The last four are one step of a path: rows and lengths are numpy int64[bs] on
+is allocated by the caller and filled. The others are one step of a path: rows and lengths are numpy int64[bs] on
 the host, which knows them, free_ids is the free list's whole tensor with its head, and the result, int64, is allocated
 by the function. req_to_token is int32[rows, row_width], its rows may lie apart; the written entries change in place.
 
@@ -24,13 +25,18 @@ start, prefix_lens, lens: tokens before the call; end, seq_lens: after it, for a
 `gather_pages` gets whole rows: its start is 0 or a page multiple. A call reads exactly the free-list entries it takes.
 `write_pages` gets whole pages: start and end are page multiples, and `pages`, int64[sum(end - start) / page_size] on
 the device at any offset, holds the requests' pages one behind the other; requests may share pages.
+
+extend_rows and decode_rows are called with `window=WindowPages(ids, head, map)` as well where there is a window, and
+without it where there is none: the k-th page that the call takes is mapped to ids[head + k]. `map`, and `window_map` of
+take_window_pages, is int64[highest page + 1], page -> window page, 0 where it has none. take_window_pages gives the
+window pages of `pages`, int64, distinct, at any offset, and sets their entries to 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,14 +50,23 @@ from ..kernels.devices import tensor_device
 from ..kernels.extend_rows import extend_rows_reference
 from ..kernels.gather_pages import gather_pages_reference
 from ..kernels.get_last_loc import get_last_loc_reference
+from ..kernels.take_window_pages import take_window_pages_reference
+from ..kernels.window import WindowPages
 from ..kernels.write_pages import write_pages_reference
 from . import oracle
 from .cases import CANARY, Case, State
 from .fences import Fence, fenced
 
 Int64 = NDArray[np.int64]
-Expected = tuple[Int64 | None, NDArray[np.int32] | None]
-"""What a call gives (None: nothing), and req_to_token after it (None: the operation has none)."""
+
+
+class Expected(NamedTuple):
+    """What a call gives (None: nothing), and req_to_token and the window map after it (None: the call has none)."""
+
+    slots: Int64 | None
+    table: NDArray[np.int32] | None = None
+    window_map: Int64 | None = None
+
 
 ON_THE_DEVICE = ("get_last_loc", "alloc_extend", "alloc_decode", "assign_req_to_token_pool")
 """Operations whose rows and lengths are tensors; those of the others are on the host."""
@@ -62,23 +77,30 @@ def by_reference(op: str, state: State) -> Expected:
     page_size, pages = state.case.page_size, state.free_pages
     rows, start, end = state.rows, state.start, state.end
     if op == "alloc_extend":
-        return alloc_extend_reference(start, end, state.last_loc, pages, page_size), None
+        return Expected(alloc_extend_reference(start, end, state.last_loc, pages, page_size))
     if op == "alloc_decode":
-        return alloc_decode_reference(end, state.last_loc, pages, page_size), None
+        return Expected(alloc_decode_reference(end, state.last_loc, pages, page_size))
+    window_map = state.window_map() if state.has_window_map else None
+    if op == "take_window_pages":
+        assert window_map is not None
+        return Expected(take_window_pages_reference(window_map, pages), window_map=window_map)
     table = state.table()
     if op == "get_last_loc":
-        return get_last_loc_reference(table, rows, start), table
+        return Expected(get_last_loc_reference(table, rows, start), table)
     if op == "gather_pages":
-        return gather_pages_reference(table, rows, first_gathered(state), start, page_size), table
+        return Expected(gather_pages_reference(table, rows, first_gathered(state), start, page_size), table)
     if op == "assign_req_to_token_pool":
         assign_req_to_token_pool_reference(rows, table, start, end, slots_to_assign(state))
-        return None, table
+        return Expected(None, table)
     if op == "write_pages":
         write_pages_reference(table, rows, start, end, pages_to_write(state), page_size)
-        return None, table
+        return Expected(None, table)
+    window = None
+    if window_map is not None:
+        window = WindowPages(torch.from_numpy(state.free_window_pages), 0, torch.from_numpy(window_map))
     if op == "extend_rows":
-        return extend_rows_reference(table, rows, start, end, pages, page_size), table
-    return decode_rows_reference(table, rows, start, pages, page_size), table
+        return Expected(extend_rows_reference(table, rows, start, end, pages, page_size, window), table, window_map)
+    return Expected(decode_rows_reference(table, rows, start, pages, page_size, window), table, window_map)
 
 
 def by_oracle(op: str, state: State) -> Expected:
@@ -88,10 +110,15 @@ def by_oracle(op: str, state: State) -> Expected:
     if op in ("alloc_extend", "alloc_decode"):
         last_loc = state.last_loc.tolist()
         if op == "alloc_extend":
-            return as_slots(oracle.alloc_extend(start, end, last_loc, pages, page_size)), None
-        return as_slots(oracle.alloc_decode(end, last_loc, pages, page_size)), None
+            return Expected(as_int64(oracle.alloc_extend(start, end, last_loc, pages, page_size)))
+        return Expected(as_int64(oracle.alloc_decode(end, last_loc, pages, page_size)))
+    window_map: list[int] | None = state.window_map().tolist() if state.has_window_map else None
+    if op == "take_window_pages":
+        assert window_map is not None
+        taken = oracle.take_window_pages(window_map, pages)
+        return Expected(as_int64(taken), window_map=as_int64(window_map))
     table = state.table().tolist()
-    slots = None
+    slots, window_pages = None, state.free_window_pages.tolist()
     if op == "get_last_loc":
         slots = oracle.get_last_loc(table, rows, start)
     elif op == "gather_pages":
@@ -101,13 +128,17 @@ def by_oracle(op: str, state: State) -> Expected:
     elif op == "write_pages":
         oracle.write_pages(table, rows, start, end, pages_to_write(state).tolist(), page_size)
     elif op == "extend_rows":
-        slots = oracle.extend_rows(table, rows, start, end, pages, page_size)
+        slots = oracle.extend_rows(table, rows, start, end, pages, page_size, window_map, window_pages)
     else:
-        slots = oracle.decode_rows(table, rows, start, pages, page_size)
-    return None if slots is None else as_slots(slots), np.array(table, dtype=np.int32)
+        slots = oracle.decode_rows(table, rows, start, pages, page_size, window_map, window_pages)
+    return Expected(
+        None if slots is None else as_int64(slots),
+        np.array(table, dtype=np.int32),
+        None if window_map is None else as_int64(window_map),
+    )
 
 
-def as_slots(values: list[int]) -> Int64:
+def as_int64(values: list[int]) -> Int64:
     return np.array(values, dtype=np.int64)
 
 
@@ -144,8 +175,9 @@ class Call:
     def run(self, fn: Callable[..., Any]) -> str | None:
         """Call `fn`; what is wrong with what it did, or None."""
         before = {name: fence.values() for name, fence in self.fences.items()}
+        named = {name: value for name, value in self.arguments.items() if name == "window"}
         try:
-            given = fn(*self.arguments.values())
+            given = fn(*(value for name, value in self.arguments.items() if name not in named), **named)
             self._wait()
         except Exception as error:
             return f"it raises {type(error).__name__}: {error}"
@@ -157,7 +189,7 @@ class Call:
             torch.cuda.synchronize()
 
     def _wrong(self, given: Any, before: dict[str, NDArray[Any]]) -> str | None:
-        slots, table = self.expected
+        slots, table, window_map = self.expected
         if slots is not None:
             if "out" in self.fences:
                 got = self.fences["out"].values()
@@ -169,15 +201,14 @@ class Call:
                 got = given.cpu().numpy()
             if (got != slots).any():
                 return self._first_difference(slots, got)
+        after: dict[str, NDArray[Any] | None] = {"req_to_token": table, "window_map": window_map}
         for name, fence in self.fences.items():
-            now = fence.values()
-            if name == "req_to_token" and table is not None:
-                if (now != table).any():
-                    row, column = np.argwhere(now != table)[0].tolist()
-                    return (
-                        f"req_to_token[{row}, {column}] is {shown(now[row, column])}, "
-                        f"expected {shown(table[row, column])}"
-                    )
+            now, right = fence.values(), after.get(name)
+            if right is not None:
+                if (now != right).any():
+                    index = tuple(np.argwhere(now != right)[0].tolist())
+                    where = ", ".join(map(str, index))
+                    return f"{name}[{where}] is {shown(now[index])}, expected {shown(right[index])}"
             elif name != "out" and (now != before[name]).any():
                 return f"it changes its input {name}"
             if not fence.intact:
@@ -197,9 +228,14 @@ class Call:
         return f"{found} is {shown(got[index])}, expected {slots[index]}{others}"
 
     def __str__(self) -> str:
-        lines = [f"    {name} = {as_text(value)}," for name, value in self.arguments.items() if name != "out"]
-        slots, _ = self.expected
+        shown_ones = {name: value for name, value in self.arguments.items() if name != "out"}
+        if window := shown_ones.pop("window", None):
+            shown_ones |= {f"window.{name}": value for name, value in window._asdict().items()}
+        lines = [f"    {name} = {as_map(v) if name.endswith('map') else as_text(v)}," for name, v in shown_ones.items()]
+        slots, _, window_map = self.expected
         expected = [] if slots is None else [f"expected: {as_text(slots)}"]
+        if window_map is not None:
+            expected.append(f"and the map then: {as_map(window_map)}")
         return "\n".join([f"{self.op}(", *lines, ")", *expected])
 
 
@@ -222,16 +258,28 @@ def as_text(value: Any, longest: int = 24) -> str:
     return f"{value[:longest].tolist()}{cut}  # {value.dtype}"
 
 
+def as_map(value: Any, longest: int = 24) -> str:
+    """A window map on one line: the entries that are not 0."""
+    values = value.cpu().numpy() if isinstance(value, torch.Tensor) else value
+    mapped = np.flatnonzero(values)
+    entries = {int(page): int(values[page]) for page in mapped[:longest]}
+    cut = "" if len(mapped) <= longest else f" ... {len(mapped)} in all"
+    return f"{entries}{cut}  # {values.dtype}[{len(values)}], the other entries are 0"
+
+
 def prepare(op: str, case: Case, device: str, *, walled: bool = False, expect: Any = by_oracle) -> Call:
     """The call of `op` that `case` describes, in fenced memory of `device`. expect: by_oracle or by_reference."""
     state = State(case, op)
     call = Call(op, case, state, expect(op, state))
     where = tensor_device(device)
 
-    def put(name: str, values: NDArray[Any], before: int | None = None, gap: int = 0) -> None:
+    def lay(name: str, values: NDArray[Any], before: int | None = None, gap: int = 0) -> torch.Tensor:
         fence = fenced(values, where, walled=walled, gap=gap, **({} if before is None else {"before": before}))
         call.fences[name] = fence
-        call.arguments[name] = fence.tensor
+        return fence.tensor
+
+    def put(name: str, values: NDArray[Any], before: int | None = None, gap: int = 0) -> None:
+        call.arguments[name] = lay(name, values, before, gap)
 
     def put_lens(name: str, values: Int64) -> None:
         if op in ON_THE_DEVICE:
@@ -259,6 +307,9 @@ def prepare(op: str, case: Case, device: str, *, walled: bool = False, expect: A
         put_table()
         put_lens("req_pool_indices", state.rows)
         put_lens("lens", state.start)
+    elif op == "take_window_pages":
+        put("window_map", state.window_map())
+        put("pages", state.free_pages, before=1 + case.head)
     else:
         put_table()
         put_lens("rows", state.rows)
@@ -277,8 +328,12 @@ def prepare(op: str, case: Case, device: str, *, walled: bool = False, expect: A
             put("free_ids", np.concatenate([stale, state.free_pages]))
             call.arguments["head"] = case.head
         call.arguments["page_size"] = case.page_size
+    if state.has_window:
+        assert case.window is not None
+        ids = lay("window_ids", np.concatenate([np.full(case.window, CANARY), state.free_window_pages]))
+        call.arguments["window"] = WindowPages(ids, case.window, lay("window_map", state.window_map()))
     if op in ("get_last_loc", "alloc_extend", "alloc_decode"):
-        slots, _ = call.expected
+        slots = call.expected.slots
         assert slots is not None
         put("out", np.full(len(slots), CANARY))
     return call

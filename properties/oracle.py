@@ -3,13 +3,13 @@
     slots = alloc_extend([3], [6], last_loc=[42], free_pages=[7], page_size=4)      # [43, 28, 29]
 
 Nothing here is shared with the references in kernels/, which compute all tokens at once. Arguments are lists of
-integers; `table` is a list of rows. The free list is read entry by entry, so a call that takes more pages than it is
+integers; `table` is a list of rows. The free lists are read entry by entry, so a call that takes more pages than it is
 given raises StopIteration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 
 def get_last_loc(table: list[list[int]], rows: list[int], lens: list[int]) -> list[int]:
@@ -79,16 +79,44 @@ def write_pages(
 
 
 def extend_rows(
-    table: list[list[int]], rows: list[int], start: list[int], end: list[int], free_pages: list[int], page_size: int
+    table: list[list[int]],
+    rows: list[int],
+    start: list[int],
+    end: list[int],
+    free_pages: list[int],
+    page_size: int,
+    window_map: list[int] | None = None,
+    window_pages: Iterable[int] = (),
 ) -> list[int]:
-    """Lengthen each row to `end`; the new slots."""
+    """Lengthen each row to `end`; the new slots. With a map, each slot that begins a page maps the page."""
     slots = alloc_extend(start, end, get_last_loc(table, rows, start), free_pages, page_size)
     assign_req_to_token_pool(rows, table, start, end, slots)
+    if window_map is not None:
+        source = iter(window_pages)
+        for slot in slots:
+            if slot % page_size == 0:
+                window_map[slot // page_size] = next(source)
     return slots
 
 
 def decode_rows(
-    table: list[list[int]], rows: list[int], lens: list[int], free_pages: list[int], page_size: int
+    table: list[list[int]],
+    rows: list[int],
+    lens: list[int],
+    free_pages: list[int],
+    page_size: int,
+    window_map: list[int] | None = None,
+    window_pages: Iterable[int] = (),
 ) -> list[int]:
     """Lengthen each row by one; the new slots."""
-    return extend_rows(table, rows, lens, [length + 1 for length in lens], free_pages, page_size)
+    end = [length + 1 for length in lens]
+    return extend_rows(table, rows, lens, end, free_pages, page_size, window_map, window_pages)
+
+
+def take_window_pages(window_map: list[int], pages: list[int]) -> list[int]:
+    """The window page of one page after the other; each is out of the map then."""
+    taken = []
+    for page in pages:
+        taken.append(window_map[page])
+        window_map[page] = 0
+    return taken

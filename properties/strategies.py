@@ -4,14 +4,15 @@
     def test_it(case): ...
 
 Draws come from the edges: lengths at page multiples and one beside, members without a new token, batches of 1 to 17
-and of 2^k and one beside, page ids up to where a slot no longer fits the row's int32, odd offsets of the free list.
+and of 2^k and one beside, page ids up to where a slot no longer fits the row's int32, odd offsets of the free lists,
+with a window and without.
 """
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from .cases import Case
+from .cases import WITH_WINDOW, Case
 
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 IN_ROWS = 2**31  # One past the greatest slot that a row, which is int32, can hold.
@@ -59,4 +60,5 @@ def cases(
         lens_dtype=draw(st.sampled_from(("int64", "int32"))),
         gap=draw(st.sampled_from((0, 1, 3))),
         tile=draw(st.sampled_from(tiles)),
+        window=draw(st.none() | st.integers(0, 5)) if op in WITH_WINDOW else None,
     )

@@ -22,16 +22,18 @@ from ..errors import KVCacheError
 from ..kernels import decode_rows, extend_rows, gather_pages, jit, write_pages
 from ..kernels.alloc_decode import alloc_decode
 from ..kernels.alloc_extend import alloc_extend
+from ..kernels.decode_rows import Mirror
 from ..kernels.device_reads import DeviceRead, no_device_reads
 from ..kernels.devices import tensor_device
 from ..kernels.dispatch import OPERATIONS, CpuKernels, kernels_for
 from ..kernels.get_last_loc import get_last_loc
+from ..kernels.window import WindowPages
 from ..manager import Batch, KVCacheManager
 from ..records import Req
 from ..release import release_kv_cache, release_overallocated
 from ..sizing import Speculation
 from ..snapshots import snapshot
-from .cases import CANARY, Case
+from .cases import CANARY, WITH_WINDOW, Case
 from .lanes import lane_function
 from .operations import ON_THE_DEVICE, prepare
 from .strategies import PAGE_SIZES
@@ -69,10 +71,15 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("op", OPERATIONS)
-def test_one_compilation_serves_every_batch_and_length(op: str, page_size: int, dtype: str, device: str) -> None:
+@pytest.mark.parametrize(
+    ("op", "has_window"), [*((op, False) for op in OPERATIONS), *((op, True) for op in WITH_WINDOW)]
+)
+def test_one_compilation_serves_every_batch_and_length(
+    op: str, has_window: bool, page_size: int, dtype: str, device: str
+) -> None:
     def call(batch: int, start: int, extend: int, head: int) -> None:
-        case = Case(page_size, ((start, extend),), batch=batch, head=head, lens_dtype=dtype, gap=head)
+        window = 3 * head % 4 if has_window else None
+        case = Case(page_size, ((start, extend),), batch=batch, head=head, lens_dtype=dtype, gap=head, window=window)
         assert prepare(op, case, device).run(lane_function(op, device, case)) is None
 
     call(3, 2, 3, 0)
@@ -117,6 +124,36 @@ def test_write_pages_is_one_launch_and_one_copy(device: str, uploads: list[int])
         kernels.write_pages(table, rows, start, end, pages, 4)
         assert (jit.launches.total() - launched, uploads) == (1, [6])
     assert table.tolist() == [[0] * 8, [24, 25, 26, 27, 0, 0, 0, 0], [0, 0, 0, 0, 20, 21, 22, 23]]
+
+
+def test_a_window_costs_no_launch_and_no_copy(device: str, uploads: list[int]) -> None:
+    kernels, where = kernels_for(device), tensor_device(device)
+    table = torch.zeros((4, 32), dtype=torch.int32, device=where)
+    free, window_free = torch.arange(1, 25, device=where), torch.arange(101, 125, device=where)
+    window_map = torch.zeros(25, dtype=torch.int64, device=where)
+    rows, start, end = (np.array(values) for values in ([3, 1, 2], [0, 0, 0], [5, 0, 4]))
+    mirror, head, launched = Mirror(), 3, jit.launches.total()
+    with no_device_reads(device):
+        kernels.extend_rows(table, rows, start, end, free, 0, 4, WindowPages(window_free, 5, window_map))
+        assert (jit.launches.total() - launched, len(uploads)) == (1, 1)
+        for step in range(9):
+            window = WindowPages(window_free, head + 5, window_map)
+            kernels.decode_rows(table, rows, end + step, free, head, 4, mirror, window)
+            assert (jit.launches.total() - launched, len(uploads)) == (2 + step, 2)
+            head += int(((end + step) % 4 == 0).sum())
+            assert (mirror.head, mirror.window_head) == (head, head + 5)
+        nothing = kernels.take_window_pages(window_map, free[:0])
+        assert (len(nothing), jit.launches.total() - launched) == (0, 10)
+        taken = kernels.take_window_pages(window_map, free[:head:2])
+        assert (jit.launches.total() - launched, len(uploads)) == (11, 2)
+    assert mirror.block is not None
+    assert mirror.block.tolist() == [head, head + 5, *rows, *(end + 9)]
+    assert taken.tolist() == list(range(106, 106 + head, 2))
+    left = [page + 105 if 0 < page <= head and page % 2 == 0 else 0 for page in range(25)]
+    assert window_map.tolist() == left
+    # A window head that moved in another way is sent anew.
+    kernels.decode_rows(table, rows, end + 9, free, head, 4, mirror, WindowPages(window_free, head + 4, window_map))
+    assert len(uploads) == 3
 
 
 def test_the_paths_read_nothing_back(device: str) -> None:
@@ -242,18 +279,18 @@ def test_a_device_and_the_cpu_go_the_same_way(seed: int, page_size: int, device:
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_a_call_gives_the_same_every_time(op: str, device: str) -> None:
     """Programs run in any order on a GPU; a hundred runs must not differ in a byte."""
-    case = Case(4, ((3, 9), (8, 0), (0, 31), (5, 4)), batch=301, order=3, tile=16)
+    case = Case(4, ((3, 9), (8, 0), (0, 31), (5, 4)), batch=301, order=3, tile=16, window=2)
     for _ in range(100 if device != "interpret" else 2):
         assert prepare(op, case, device).run(lane_function(op, device, case)) is None
 
 
-@pytest.mark.parametrize("op", [*ON_THE_DEVICE, "write_pages"])
+@pytest.mark.parametrize("op", [*ON_THE_DEVICE, "write_pages", "take_window_pages"])
 def test_arguments_with_gaps_are_the_same_arguments(op: str, device: str) -> None:
     """Lengths, rows, slots, pages and the free list as every second entry of a larger tensor."""
     case = Case(4, ((3, 9), (8, 0), (0, 31), (5, 4)), order=3)
     call = prepare(op, case, device)
     for name, value in call.arguments.items():
-        if isinstance(value, torch.Tensor) and name not in ("out", "req_to_token"):
+        if isinstance(value, torch.Tensor) and name not in ("out", "req_to_token", "window_map"):
             apart = torch.full((2 * len(value),), CANARY, dtype=value.dtype, device=value.device)
             apart[::2] = value
             call.arguments[name] = apart[::2]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from ..kernels.dispatch import OPERATIONS
-from .cases import Case
+from .cases import WITH_WINDOW, Case
 from .check_kernel import check_kernel
 from .lanes import lane_function
 from .operations import prepare
@@ -24,6 +24,10 @@ EXAMPLES = {"cpu": 150, "interpret": 40, "cuda": 100}
 # As small as 2, so that what is carried from tile to tile counts. On a GPU each tile is a compilation for each page
 # size, so small ones have a test of their own there.
 TILES = {"cpu": (None,), "interpret": (None, 2, 4, 8), "cuda": (None,)}
+
+
+# Operations with a window and without.
+CALLS = [*((op, None) for op in OPERATIONS), *((op, 2) for op in WITH_WINDOW)]
 
 
 def lane(device: str) -> str:
@@ -59,16 +63,16 @@ def test_what_one_tile_leaves_the_next_one_takes_up(op: str, device: str) -> Non
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
-@pytest.mark.parametrize("op", OPERATIONS)
-def test_prompts_of_126_thousand_tokens(op: str, page_size: int, device: str) -> None:
-    check(op, Case(page_size, ((0, 126_000), (126_000, 5)), head=3), device)
+@pytest.mark.parametrize(("op", "window"), CALLS)
+def test_prompts_of_126_thousand_tokens(op: str, window: int | None, page_size: int, device: str) -> None:
+    check(op, Case(page_size, ((0, 126_000), (126_000, 5)), head=3, window=window), device)
 
 
 @pytest.mark.parametrize("batch", [4095, 4096, 4097, 8192])
-@pytest.mark.parametrize("op", OPERATIONS)
-def test_a_batch_of_thousands(op: str, batch: int, device: str) -> None:
+@pytest.mark.parametrize(("op", "window"), CALLS)
+def test_a_batch_of_thousands(op: str, window: int | None, batch: int, device: str) -> None:
     members = ((3, 2), (0, 5), (7, 0), (15, 1), (16, 1), (1, 20))
-    check(op, Case(8, members, batch=batch, order=5, head=1, lens_dtype="int32"), device)
+    check(op, Case(8, members, batch=batch, order=5, head=1, lens_dtype="int32", window=window), device)
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)

@@ -22,6 +22,7 @@ from ..allocators.paged import PagedAllocator
 from ..errors import KVCacheOutOfMemory
 from ..kernels.devices import tensor_device
 from ..kernels.jit import jit
+from ..kernels.window import WindowPages
 from . import KernelMismatch, check_kernel
 from .fences import Crashed, fenced, in_child
 from .masked_loads import masked_loads_without_other
@@ -139,6 +140,59 @@ def serial_write_kernel(
         done += TILE
 
 
+@jit
+def window_decode_kernel(
+    req_to_token, row_stride, rows, lens, free_pages, out, batch, window_pages, window_map,
+    PAGE_SIZE: tl.constexpr, HAS_WINDOW: tl.constexpr, TILE: tl.constexpr, FAULT: tl.constexpr,
+):  # fmt: skip
+    taken = 0
+    low = 0
+    while low < batch:
+        member = low + tl.arange(0, TILE)
+        valid = member < batch
+        length = tl.load(lens + member, mask=valid, other=0)
+        row_end = req_to_token + tl.load(rows + member, mask=valid, other=0) * row_stride + length
+        last = tl.load(row_end - 1, mask=valid & (length > 0), other=-1).to(tl.int64)
+        takes = valid & (length % PAGE_SIZE == 0)
+        in_tile = tl.cumsum(takes.to(tl.int32), 0) - 1
+        page = tl.load(free_pages + taken + in_tile, mask=takes, other=0)
+        slot = tl.where(takes, page * PAGE_SIZE, last + 1)
+        tl.store(out + member, slot, mask=valid)
+        tl.store(row_end, slot.to(tl.int32), mask=valid)
+        if HAS_WINDOW:
+            rank = in_tile if FAULT == "no earlier tiles" else taken + in_tile
+            window_page = tl.load(window_pages + rank, mask=takes, other=0)
+            if FAULT == "32 bits":
+                window_page = window_page.to(tl.int32).to(tl.int64)
+            if FAULT == "over-read":
+                window_page += 0 * tl.load(window_pages + rank + 1, mask=takes, other=0)
+            if FAULT == "one off":
+                page -= 1
+            if FAULT == "old pages":
+                tl.store(window_map + slot // PAGE_SIZE, window_page, mask=valid)
+            tl.store(window_map + page, window_page, mask=takes)
+        taken += tl.sum(takes.to(tl.int32), 0)
+        low += TILE
+
+
+@jit
+def take_kernel(window_map, pages, out, total, TILE: tl.constexpr, FAULT: tl.constexpr):
+    entry = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    valid = entry < total
+    page = tl.load(pages + (entry % TILE if FAULT == "tile carry" else entry), mask=valid, other=0)
+    if FAULT == "over-read":
+        page += 0 * tl.load(pages + entry + 1, mask=valid, other=0)
+    # One operation that takes and clears: nothing comes between.
+    if FAULT == "not cleared":
+        window_page = tl.load(window_map + page, mask=valid, other=0)
+    elif FAULT == "next one cleared":
+        window_page = tl.load(window_map + page, mask=valid, other=0)
+        tl.store(window_map + page + 1, tl.zeros_like(page), mask=valid)
+    else:
+        window_page = tl.atomic_xchg(window_map + page, tl.zeros_like(page), mask=valid)
+    tl.store(out + entry, window_page, mask=valid)
+
+
 def serial_extend(
     prefix: Any, seq: Any, last_loc: Any, free_pages: Any, page_size: int, out: Any, fault: str = "none"
 ) -> None:
@@ -166,6 +220,28 @@ def serial_write(
     )  # fmt: skip
 
 
+def window_decode(
+    req_to_token: Any, rows: Any, lens: Any, free_ids: Any, head: int, page_size: int,
+    window: WindowPages | None = None, fault: str = "none",
+) -> torch.Tensor:  # fmt: skip
+    there = [torch.from_numpy(values).to(req_to_token.device) for values in (rows, lens)]
+    out = torch.empty(len(rows), dtype=torch.int64, device=req_to_token.device)
+    ids, window_head, window_map = window or (free_ids, head, free_ids)
+    window_decode_kernel.launch(
+        (1,), req_to_token, req_to_token.stride(0), *there, free_ids[head:], out, len(rows), ids[window_head:],
+        window_map, PAGE_SIZE=page_size, HAS_WINDOW=window is not None, TILE=4, FAULT=fault,
+    )  # fmt: skip
+    return out
+
+
+def take(window_map: Any, pages: Any, fault: str = "none") -> torch.Tensor:
+    out = torch.empty_like(pages)
+    if len(pages):
+        tile = max(4, 1 << (len(pages) // 8).bit_length())
+        take_kernel.launch((-(-len(pages) // tile),), window_map, pages, out, len(pages), TILE=tile, FAULT=fault)
+    return out
+
+
 def lanes_of(batch: int, fault: str) -> int:
     """The least power of two from `batch` up; the fault rounds down, which is the same where `batch` is one itself."""
     return 1 << (batch.bit_length() - 1 if fault == "scan" else (batch - 1).bit_length())
@@ -177,6 +253,8 @@ FEW: dict[str, Any] = {"examples": 60, "page_sizes": (1, 4, 128), "largest_batch
 EXTEND_FAULTS = ["no early exit", "tile carry", "32 bits", "no default", "over-read"]
 DECODE_FAULTS = ["page size 1", "scan"]
 WRITE_FAULTS = ["start ignored", "tile carry", "first slot", "whole tile", "over-read"]
+WINDOW_FAULTS = ["no earlier tiles", "one off", "old pages", "32 bits", "over-read"]
+TAKE_FAULTS = ["not cleared", "next one cleared", "tile carry", "over-read"]
 
 # A GPU does not miss a value that is not used, and its masked-off lanes may happen to read 0.
 ONLY_INTERPRETED = ("over-read", "no default")
@@ -197,6 +275,16 @@ def test_write(fault: str, device: str) -> None:
     look("write_pages", partial(serial_write, fault=fault), fault, device)
 
 
+@pytest.mark.parametrize("fault", ["none", *WINDOW_FAULTS])
+def test_decode_with_a_window(fault: str, device: str) -> None:
+    look("decode_rows", partial(window_decode, fault=fault), fault, device)
+
+
+@pytest.mark.parametrize("fault", ["none", *TAKE_FAULTS])
+def test_take(fault: str, device: str) -> None:
+    look("take_window_pages", partial(take, fault=fault), fault, device)
+
+
 def look(op: str, fn: Any, fault: str, device: str) -> None:
     if fault == "none" or (device != "interpret" and fault in ONLY_INTERPRETED):
         return check_kernel(op, fn, device, **FEW)
@@ -204,7 +292,7 @@ def look(op: str, fn: Any, fault: str, device: str) -> None:
     with pytest.raises(KernelMismatch) as caught:
         check_kernel(op, fn, device, **FEW)
     assert time.perf_counter() - begun < 60
-    assert len(caught.value.case.lens) <= (6 if fault == "scan" else 3), caught.value
+    assert len(caught.value.case.lens) <= (6 if fault in ("scan", "no earlier tiles") else 3), caught.value
     return None
 
 

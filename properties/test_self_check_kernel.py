@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ..kernels.dispatch import OPERATIONS, CpuKernels
+from ..kernels.window import WindowPages
 from . import KernelMismatch, check_kernel
 from .cases import CANARY, Case, State
 from .check_kernel import smallest
@@ -102,6 +103,84 @@ def test_a_fault_of_write_pages_is_found(fault: str) -> None:
     assert len(caught.value.case.lens) <= 2, caught.value
 
 
+def take(window_map: Any, pages: Any, fault: str = "") -> Any:
+    taken = window_map[pages + (1 if fault == "one off" else 0)]
+    if fault != "not cleared":
+        window_map[0 if fault == "clears page 0" else pages] = 0
+    return taken
+
+
+@pytest.mark.parametrize("fault", ["not cleared", "one off", "clears page 0"])
+def test_a_fault_of_take_window_pages_is_found(fault: str) -> None:
+    check_kernel("take_window_pages", take)
+    with pytest.raises(KernelMismatch) as caught:
+        check_kernel("take_window_pages", partial(take, fault=fault))
+    assert len(caught.value.case.lens) == 1, caught.value
+
+
+def extend_with_window(*call: Any, window: WindowPages | None = None, fault: str = "") -> torch.Tensor:
+    """extend_rows of two steps, the window's by hand, with the bugs one makes."""
+    out = CpuKernels().extend_rows(*call)
+    if window:
+        page_size, (ids, head, window_map) = call[-1], window
+        new = out[out % page_size == 0] // page_size
+        if fault == "head ignored":
+            head = 0
+        if fault == "whole pages only":
+            new = new[[bool((out == page * page_size + page_size - 1).any()) for page in new]]
+        if fault == "counted from the end":
+            new = new.flip(0)
+        window_map[new] = ids[head : head + len(new)]
+        if fault == "page 0":
+            window_map[0] = 1
+        if fault == "writes the list":
+            ids[head : head + len(new)] = 0
+    return out
+
+
+@pytest.mark.parametrize(
+    "fault", ["head ignored", "whole pages only", "counted from the end", "page 0", "writes the list"]
+)
+def test_a_fault_of_the_window_is_found(fault: str) -> None:
+    check_kernel("extend_rows", extend_with_window)
+    with pytest.raises(KernelMismatch) as caught:
+        check_kernel("extend_rows", partial(extend_with_window, fault=fault))
+    assert caught.value.case.window is not None
+    assert len(caught.value.case.lens) <= 2, caught.value
+
+
+def test_a_function_that_takes_no_window_is_given_none() -> None:
+    def without(*call: Any) -> torch.Tensor:
+        return CpuKernels().extend_rows(*call)
+
+    def deaf(*call: Any, window: WindowPages | None = None) -> torch.Tensor:
+        return CpuKernels().extend_rows(*call)
+
+    check_kernel("extend_rows", without)
+    with pytest.raises(KernelMismatch) as caught:
+        check_kernel("extend_rows", deaf)
+    assert caught.value.wrong == "window_map[1] is 0, expected 4097"
+    assert str(caught.value).splitlines()[2:] == [
+        "extend_rows(",
+        "    req_to_token = {}  # int32[4, 3], by row; the other entries are unused,",
+        "    rows = [1]  # int64,",
+        "    start = [0]  # int64,",
+        "    end = [1]  # int64,",
+        "    free_ids = [1]  # int64,",
+        "    head = 0,",
+        "    page_size = 1,",
+        "    window.ids = [4097]  # int64,",
+        "    window.head = 0,",
+        "    window.map = {}  # int64[2], the other entries are 0,",
+        ")",
+        "expected: [1]  # int64",
+        "and the map then: {1: 4097}  # int64[2], the other entries are 0",
+        "",
+        "REPRO: Case(page_size=1, members=((0, 1),), batch=None, top=None, order=0, head=0, lens_dtype='int64', gap=0, "
+        "tile=None, window=0)",
+    ]
+
+
 def test_a_counterexample_reads_as_a_call() -> None:
     with pytest.raises(KernelMismatch) as caught:
         check_kernel("alloc_decode", partial(decode, fault="page size 1"))
@@ -117,7 +196,7 @@ def test_a_counterexample_reads_as_a_call() -> None:
         "expected: [1]  # int64",
         "",
         "REPRO: Case(page_size=1, members=((0, 0),), batch=None, top=None, order=0, head=0, lens_dtype='int64', gap=0, "
-        "tile=None)",
+        "tile=None, window=None)",
     ]
 
 
