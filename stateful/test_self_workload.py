@@ -66,6 +66,8 @@ ROW = "2023-11-16 18:17:03.9799600,4808,10"
         ("jsonl", [GOOD, GOOD.replace("2,", f"{2**40},")], "line 2: 'output_length' is"),
         ("jsonl", [GOOD.replace("513", "512")], "line 1: 'hash_ids' has 2 entries; 512 tokens are 1 blocks of 512"),
         ("jsonl", [GOOD.replace("[0, 1]", "[0, 1.5]")], "line 1: 'hash_ids' has to be a list of integers"),
+        ("jsonl", [GOOD.replace("[0, 1]", "[0, -1]")], "line 1: 'hash_ids' has to be a list of integers from 0"),
+        ("jsonl", [GOOD.replace("[0, 1]", f"[0, {2**30}]")], "line 1: 'hash_ids' has to be a list of integers from 0"),
         ("jsonl", [GOOD.replace("[0, 1]", "2")], "line 1: 'hash_ids' has to be a list of integers"),
         ("jsonl", [GOOD.replace(": 0,", ": NaN,")], "line 1: 'timestamp' is nan"),
         ("jsonl", [], "holds no request"),
