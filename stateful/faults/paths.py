@@ -13,6 +13,7 @@ import torch
 
 from ... import allocation, release, sizing
 from ...allocators.paged import PagedAllocator
+from ...errors import KVCacheOutOfMemory
 from ...kernels import alloc_decode, assign_req_to_token_pool, decode_rows, extend_rows
 from ..configuration import Configuration
 from ..subjects.kvcore import KvcoreEngine, KvcoreSlots
@@ -36,7 +37,7 @@ def enter(source: str, *clauses: str) -> Any:
     return enter_class
 
 
-def _forget(manager: Any, plan: Any) -> None:
+def forget_record(manager: Any, plan: Any) -> None:
     """The record stays where it was."""
 
 
@@ -58,7 +59,7 @@ class record_forgotten_in_extend(KvcoreEngine):
     the allocation is forgotten on one path sooner or later."""
 
     def extend(self, *call: Any) -> Any:
-        with replaced(allocation, "move_record", _forget):
+        with replaced(allocation, "move_record", forget_record):
             return super().extend(*call)
 
 
@@ -68,7 +69,7 @@ class record_forgotten_in_decode(KvcoreEngine):
     slot is lost."""
 
     def decode(self, *call: Any) -> Any:
-        with replaced(allocation, "move_record", _forget):
+        with replaced(allocation, "move_record", forget_record):
             return super().decode(*call)
 
 
@@ -78,7 +79,7 @@ class record_forgotten_in_spec_decode(KvcoreEngine):
     step until decode runs out of memory."""
 
     def spec_reserve(self, *call: Any) -> Any:
-        with replaced(allocation, "move_record", _forget):
+        with replaced(allocation, "move_record", forget_record):
             return super().spec_reserve(*call)
 
 
@@ -160,10 +161,11 @@ class a_shortage_that_leaks(KvcoreEngine):
 
     def decode(self, *call: Any) -> Any:
         def take_first(manager: Any, plan: Any) -> None:
-            free = manager.allocator.free_list.count
-            if plan.pages > free:
-                manager.allocator.free_list.advance(free)
-            require_room(manager, plan)
+            try:
+                require_room(manager, plan)
+            except KVCacheOutOfMemory:
+                manager.allocator.free_list.advance(manager.allocator.free_list.count)
+                raise
 
         with replaced(allocation, "require_room", take_first):
             return super().decode(*call)
