@@ -9,12 +9,13 @@ the worst public bugs keep the sum while one page is owned twice and another is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .snapshots import Snapshot
+from .snapshots import PoolState, Snapshot
 
 Int64 = NDArray[np.int64]
 
@@ -31,7 +32,7 @@ class Violation:
 
 
 def audit(state: Snapshot) -> list[Violation]:
-    """All violations of KV-1 to KV-4 and KV-9 that the state itself shows, records first; empty for a sound state."""
+    """All violations of KV-1 to KV-4, KV-9 and KV-10 that the state shows, records first; empty for a sound state."""
     found = _records(state)
     if found:
         return found  # Rows cannot be read by a record that is wrong.
@@ -42,9 +43,27 @@ def audit(state: Snapshot) -> list[Violation]:
     ends = np.cumsum(lens)
     position = np.arange(len(owner)) - np.repeat(ends - lens, lens)
     present = (position < state.records[5, owner]) | (position >= state.records[6, owner])  # not in an open hole
-    owner, position = owner[present], position[present]
+    dead = _is_dead(state, owner, position)
+    if "full" not in state.pools:  # a pure window: what is dead is gone
+        present &= ~dead
+    owner, position, dead = owner[present], position[present], dead[present]
     slots = state.slots[owner, position].astype(np.int64)
-    return _layout(state, owner, position, slots) + _owners(state, owner, position, slots) + _cache(state)
+    private = (position >= state.records[0, owner]) & (position & (state.page_size - 1) == 0)
+    owner_of_page, pages = owner[private], slots[private] // state.page_size
+    return [
+        *_layout(state, owner, position, slots),
+        *_owners(state, owner_of_page, pages),
+        *_cache(state),
+        *_window(state, pages[~dead[private]]),
+    ]
+
+
+def _is_dead(state: Snapshot, owner: Int64, position: Int64) -> NDArray[np.bool_]:
+    """Whether a position lies behind the window of its row, between what is never given up and the cursor."""
+    protected, _, _, cursor, floor = state.records[:5]
+    low = np.maximum(protected, (floor + (state.page_size - 1)) & -state.page_size)[owner]
+    dead: NDArray[np.bool_] = (position >= low) & (position < cursor[owner])
+    return dead
 
 
 def _records(state: Snapshot) -> list[Violation]:
@@ -62,6 +81,8 @@ def _records(state: Snapshot) -> list[Violation]:
     low, high = state.records[5:7]
     sound &= (low % state.page_size == 0) & (high % state.page_size == 0) & (high <= allocated)
     sound &= ((low == 0) & (high == 0)) | ((low == protected) & (low < high))
+    cursor = state.records[3]
+    sound &= (cursor % state.page_size == 0) & (cursor >= 0) & (cursor <= allocated)
     empty = (state.records[:-1] == 0).all(axis=0)
     for row in np.flatnonzero(~sound).tolist():
         found.append(Violation("KV-4", f"row {row} has the record {state.record(row)}, row width {width}", rows=(row,)))
@@ -90,35 +111,77 @@ def _layout(state: Snapshot, owner: Int64, position: Int64, slots: Int64) -> lis
     return found
 
 
-def _owners(state: Snapshot, owner: Int64, position: Int64, slots: Int64) -> list[Violation]:
-    """Each page 1..N of each pool in exactly one place: free, cached, or private to a row."""
-    (pool,) = state.pools.values()
-    private = (position >= state.records[0, owner]) & (position & (state.page_size - 1) == 0)
-    held, cached = slots[private] // state.page_size, np.flatnonzero(state.cache[0])
-    listed = np.concatenate((pool.free, pool.staged, pool.queued, cached, held))
+def _owners(state: Snapshot, owner: Int64, held: Int64) -> list[Violation]:
+    """Each page 1..N of the main pool in exactly one place: free, in quarantine, cached, or private to a row."""
+    name, pool = next(iter(state.pools.items()))
+    cached = np.flatnonzero(state.cache[0])
+
+    def places(page: int) -> list[str]:
+        found = _listings(pool, page)
+        found += ["the prefix cache"] * bool(page < state.cache.shape[1] and state.cache[0, page] > 0)
+        return found + [f"row {int(row)} ({state.bound[int(row)]})" for row in owner[held == page]]
+
+    def rows(pages: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted({int(row) for row, page in zip(owner, held, strict=True) if page in pages}))
+
+    where = "is free, cached or in a row"
+    return _once_each(name, pool, np.concatenate((cached, held)), where, "nor cached, nor in a row", places, rows)
+
+
+def _once_each(
+    name: str,
+    pool: PoolState,
+    used: Int64,
+    where: str,
+    nor: str,
+    places: Callable[[int], list[str]],
+    rows: Callable[[tuple[int, ...]], tuple[int, ...]],
+) -> list[Violation]:
+    """Each page of a pool in one place: in one of its lists, or among those that are `used`."""
+    listed = np.concatenate((pool.free, pool.staged, pool.queued, pool.quarantined, used))
+    of = f" of pool {name}" if name == "window" else ""
     if len(listed) and (listed.min() < 1 or listed.max() > pool.num_pages):
         bad = tuple(sorted({int(page) for page in listed if not 1 <= page <= pool.num_pages}))
-        where = "is free, cached or in a row" if 0 in bad else f"lies outside 1..{pool.num_pages}"
-        return [Violation("KV-2" if 0 in bad else "KV-1", f"page {bad[0]} {where}", pages=bad)]
+        wrong = where if 0 in bad else f"lies outside 1..{pool.num_pages}"
+        return [Violation("KV-2" if 0 in bad else "KV-1", f"page {bad[0]}{of} {wrong}", pages=bad)]
     counts = np.bincount(listed, minlength=pool.num_pages + 1)[1:]
     if (counts == 1).all():
         return []
     twice = tuple((np.flatnonzero(counts > 1) + 1).tolist())
     lost = tuple((np.flatnonzero(counts == 0) + 1).tolist())
-    holders = {page: _places(state, page, held, owner[private]) for page in twice[:4]}
+    holders = {page: places(page) for page in twice[:4]}
     message = "; ".join(
-        [f"page {page} is in {len(places)} places: {', '.join(places)}" for page, places in holders.items()]
-        + ([f"pages {list(lost[:8])} are lost: neither free, nor cached, nor in a row"] if lost else [])
+        [f"page {page}{of} is in {len(found)} places: {', '.join(found)}" for page, found in holders.items()]
+        + ([f"pages {list(lost[:8])}{of} are lost: neither free, {nor}"] if lost else [])
     )
-    rows = tuple(sorted({int(row) for row, page in zip(owner[private], held, strict=True) if page in twice}))
-    return [Violation("KV-1", message, pages=twice + lost, rows=rows, only_lost=not twice)]
+    return [Violation("KV-1", message, pages=twice + lost, rows=rows(twice), only_lost=not twice)]
 
 
-def _places(state: Snapshot, page: int, held: Int64, rows: Int64) -> list[str]:
-    (pool,) = state.pools.values()
-    places = ["the free list"] * int(np.count_nonzero(pool.free == page))
-    places += ["the prefix cache"] * bool(page < state.cache.shape[1] and state.cache[0, page] > 0)
-    return places + [f"row {int(row)} ({state.bound[int(row)]})" for row in rows[held == page]]
+def _listings(pool: PoolState, page: int) -> list[str]:
+    """The lists of a pool that name a page."""
+    lists = {"the free list": pool.free, "the staged pages": pool.staged, "the queue": pool.queued}
+    lists["the quarantine"] = pool.quarantined
+    return [name for name, pages in lists.items() for _ in range(int(np.count_nonzero(pages == page)))]
+
+
+def _window(state: Snapshot, live: Int64) -> list[Violation]:
+    """The map has the live pages, private and cached, and nothing else; each window page is in one place (KV-10)."""
+    if "window" not in state.maps:
+        return []
+    mapped, target = state.maps["window"]
+    cached = np.flatnonzero((state.cache[0] > 0) & (state.cache[7] == 0))
+    should = np.concatenate((live, cached))
+    should.sort()
+    if not np.array_equal(mapped, should):
+        missing, extra = np.setdiff1d(should, mapped), np.setdiff1d(mapped, should)
+        message = f"live pages without a window page: {missing[:8].tolist()}, others with one: {extra[:8].tolist()}"
+        return [Violation("KV-10", message, pages=(*missing.tolist(), *extra.tolist()))]
+    pool = state.pools["window"]
+
+    def places(page: int) -> list[str]:
+        return _listings(pool, page) + [f"the map of page {int(at)}" for at in mapped[target == page]]
+
+    return _once_each("window", pool, target, "is free or mapped", "nor mapped", places, lambda pages: ())
 
 
 def _cache(state: Snapshot) -> list[Violation]:
@@ -126,6 +189,8 @@ def _cache(state: Snapshot) -> list[Violation]:
     end, parent, _, locks = state.cache[:4]
     size, found = state.page_size, []
     holders = np.zeros_like(locks)
+    for leased in state.leases:
+        np.add.at(holders, list(leased), 1)
     for row, rid in state.bound.items():
         pages = state.slots[row, : state.records[0, row] : size].astype(np.int64) // size
         expected = np.arange(1, len(pages) + 1) * size
@@ -140,7 +205,7 @@ def _cache(state: Snapshot) -> list[Violation]:
     wrong = np.flatnonzero(holders != locks)
     if len(wrong) and not found:
         page = int(wrong[0])
-        message = f"cached page {page} has {locks[page]} locks, {holders[page]} rows hold it"
+        message = f"cached page {page} has {locks[page]} locks, {holders[page]} rows and leases hold it"
         found.append(Violation("KV-9", message, pages=tuple(wrong.tolist())))
     for page in np.flatnonzero((end > 0) & (end != np.where(parent > 0, end[parent], 0) + size)).tolist():
         found.append(Violation("KV-9", f"cached page {page} does not follow on the page before it", pages=(page,)))

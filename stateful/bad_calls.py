@@ -23,14 +23,20 @@ from .operations import (
     Evict,
     Extend,
     FillHole,
+    FreeGroupBegin,
+    FreeGroupEnd,
     FreeSegment,
+    LateResult,
+    Lease,
     Operation,
     Prealloc,
     RawCall,
     Release,
     ReleaseOverallocated,
+    Retire,
     Retract,
     SpecReserve,
+    WindowEvict,
 )
 from .slot_ledger import SlotLedger
 
@@ -73,6 +79,23 @@ def _engine(ledger: Ledger, many: int, much: int) -> Iterator[tuple[str, Operati
     yield "fill_the_hole_of_what_holds_no_row", FillHole(absent)
     yield "checkpoint_what_holds_no_row", Checkpoint(absent)
     yield "evict_a_negative_count", Evict(-1 - many)
+    yield "evict_the_window_of_what_holds_no_row", WindowEvict((absent,))
+    yield "lease_what_holds_no_row", Lease(ledger.last_lease + 1, (absent,))
+    if ledger.pools.window is None or ledger.config.page_size > 1:
+        length = min(limit, ledger.config.page_size + 1)
+        yield "prealloc_with_a_tail_off_the_page", Prealloc(new, length, swa_tail_len=length - 1)
+    yield "group_that_is_open_or_is_not", FreeGroupBegin() if ledger.pages.group_open else FreeGroupEnd()
+    if ledger.last_retired:
+        yield "retire_twice", Retire(ledger.last_retired)
+        yield "result_of_a_retired_lease", LateResult(ledger.last_retired, ())
+    for number, lease in ledger.pools.leases.items():
+        yield "result_with_counts_that_disagree", LateResult(number, (*(0 for _ in lease.requests), 0))
+        yield "result_with_a_negative_count", LateResult(number, tuple(-1 for _ in lease.requests))
+        here = [one for one in lease.requests if one in ledger.live]
+        if here and ledger.live[here[0]].binding == lease.bindings[here[0]]:
+            past = tuple(limit + 2 * ledger.reserve + 1 if one == here[0] else 0 for one in lease.requests)
+            yield "result_past_what_is_allocated", LateResult(number, past)
+        break
     for requests, bindings in ledger.batches.kept.items():
         if bindings != ledger.bindings(requests):
             yield "decode_with_a_stale_batch", Decode(requests, kept=True)
@@ -90,6 +113,7 @@ def _engine(ledger: Ledger, many: int, much: int) -> Iterator[tuple[str, Operati
         yield "reserve_over_a_hole", SpecReserve((open_one,), 1)
         yield "extend_over_a_hole", Extend((open_one,), (min(ledger.live[open_one].allocated + 1, limit),))
         yield "checkpoint_over_a_hole", Checkpoint(open_one)
+        yield "evict_the_window_over_a_hole", WindowEvict((open_one,))
     elif not ledger.live[one].hole[1]:
         yield "fill_a_hole_that_is_not_there", FillHole(one)
     if ledger.cache.on and (told := [(text, length) for text, length in ledger.told if length > 1]):
@@ -130,6 +154,7 @@ def _slots(ledger: SlotLedger, many: int, much: int) -> Iterator[tuple[str, Oper
     size, pages, new = ledger.config.page_size, ledger.config.num_pages, new_number(ledger)
     yield "alloc_a_negative_size", Alloc(new, -size)
     yield "extend_to_a_negative_length", AllocExtend((new,), (-1,))
+    yield "group_that_is_open_or_is_not", FreeGroupBegin() if ledger.pages.group_open else FreeGroupEnd()
     yield "extend_with_lengths_that_disagree", RawCall("alloc_extend", ((0,), (1, 1), (-1,)))
     yield "extend_with_last_slots_that_disagree", RawCall("alloc_extend", ((0,), (1,), ()))
     yield "extend_below_the_prefix", RawCall("alloc_extend", ((2,), (1,), (-1,)))

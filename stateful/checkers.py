@@ -11,6 +11,7 @@ same interface is for workloads, `SlotChecker` for slot allocators, which have n
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,20 @@ from numpy.typing import NDArray
 
 from ..auditing import Violation, audit
 from ..records import FIELDS
-from ..snapshots import CACHE_FIELDS, Snapshot
+from ..snapshots import CACHE_FIELDS, PoolState, Snapshot
 from .ledger import Ledger
 from .operations import Operation
+from .pages import PageLedger
 from .slot_ledger import SlotLedger
-from .stamps import Stamps, content_of
+from .stamps import Stamps, WindowStamps, content_of, contents
 from .verdicts import Broken, Legal, Verdict
 
 Int64 = NDArray[np.int64]
 
-GIVES_BACK = ("release", "retract", "release_overallocated", "checkpoint", "free", "free_segment", "clear")
+GIVES_BACK = (
+    "release", "retract", "release_overallocated", "checkpoint", "window_evict", "retire", "free_group_end",
+    "free", "free_segment", "clear",
+)  # fmt: skip
 
 
 class StateChecker:
@@ -35,6 +40,7 @@ class StateChecker:
 
     def __init__(self, subject: Any, ledger: Any, checks: Counter[str]) -> None:
         self.subject, self.ledger, self.checks = subject, ledger, checks
+        self.expected: list[PageLedger] = [ledger.pages] if ledger.config.level == "slots" else ledger.pools.all()
         self.state: Snapshot = subject.snapshot()
         self.state_before = self.state
 
@@ -56,17 +62,19 @@ class StateChecker:
         """Nothing is left to recount."""
 
     def _counts(self, operation: Operation) -> None:
-        """The pages listed as free are as many as the allocator says and as the ledger expects."""
-        (pool,) = self.state.pools.values()
-        listed, size = len(pool.free) + len(pool.staged), self.state.page_size
-        available = self.subject.available()
-        self.checks["KV-8" if operation.name in GIVES_BACK else "KV-5"] += 1
-        if not listed * size == available == self.ledger.pages.free * size:
-            raise Broken(
-                "KV-8" if operation.name in GIVES_BACK else "KV-5",
-                f"after {operation.name}: the allocator says that {available} tokens are free, {listed} pages are "
-                f"listed, {self.ledger.pages.free} should be",
-            )
+        """The pages listed as free are as many as the allocator says and as the ledger expects, in each pool."""
+        size = self.state.page_size
+        clause = "KV-8" if operation.name in GIVES_BACK else "KV-5"
+        self.checks[clause] += 1
+        said = self.subject.available()
+        for (name, pool), available, expected in zip(self.state.pools.items(), said, self.expected, strict=True):
+            listed = len(pool.free) + len(pool.staged)
+            if not listed * size == available == expected.free * size:
+                raise Broken(
+                    clause,
+                    f"after {operation.name}: the allocator says that {available} tokens are free in pool {name}, "
+                    f"{listed} pages are listed, {expected.free} should be",
+                )
 
 
 class FullChecker(StateChecker):
@@ -84,6 +92,9 @@ class FullChecker(StateChecker):
         self.table = self.state.slots.copy()
         self.cache = self.state.cache.copy()
         self.stamps = Stamps((ledger.config.num_pages + 1) * ledger.config.page_size, self.table.shape)
+        self.window_stamps: WindowStamps | None = None
+        if (window := ledger.pools.window) is not None:
+            self.window_stamps = WindowStamps((window.num_pages + 1) * window.page_size, window.page_size)
         self.since_audit = 0
 
     def read_row(self, request: int, start: int, end: int) -> Int64:
@@ -99,8 +110,7 @@ class FullChecker(StateChecker):
     def after(self, operation: Operation, verdict: Legal) -> None:
         """After a call that succeeded and that the ledger has entered."""
         self._expect(verdict)
-        state, table_before = self.state, self.table
-        (pool,) = state.pools.values()
+        state, table_before, books = self.state, self.table, self.ledger.pools
         for growth in verdict.growth:
             row = self.row_of[growth.request]
             table_before[row, growth.start : growth.end] = state.slots[row, growth.start : growth.end]
@@ -110,8 +120,8 @@ class FullChecker(StateChecker):
             and state.records[:-1].tobytes() == self.records.tobytes()
             and state.slots.tobytes() == self.table.tobytes()
             and state.cache.tobytes() == self.cache.tobytes()
-            and len(pool.free) == self.ledger.pages.free
-            and self.ledger.pages.are_exactly_free(pool.free)
+            and all(ledger.agree(pool) for ledger, pool in zip(self.expected, state.pools.values(), strict=True))
+            and (books.window is None or self._map() == books.map)
         )
         self.since_audit += 1
         if not sound or self.since_audit == AUDIT_EVERY:
@@ -119,6 +129,9 @@ class FullChecker(StateChecker):
             self.since_audit = 0
         self.checks.update(_FULL)
         self.checks["KV-9"] += self.ledger.cache.on
+        self.checks["KV-10"] += books.window is not None
+        self.checks["KV-11"] += books.group_open
+        self.checks["KV-16"] += bool(books.leases)
         self._counts(operation)
         for growth in verdict.growth:
             if growth.end > growth.start:
@@ -126,6 +139,13 @@ class FullChecker(StateChecker):
                 slots = state.slots[row, growth.start : growth.end]
                 self.stamps.write(self.ledger.live[growth.request], row, growth.start, slots)
         self.stamps.check(state.slots, state.bound)
+        if self.window_stamps is not None:
+            for growth in verdict.growth:
+                row, begin = self.row_of[growth.request], max(growth.start, verdict.window_from or 0)
+                if growth.end > begin:
+                    slots, text = state.slots[row, begin : growth.end], self.ledger.live[growth.request].text
+                    self.window_stamps.write(contents(text, begin, growth.end), slots, state.maps["window"])
+            self.window_stamps.check(self.stamps, state)
 
     def _expect(self, verdict: Legal) -> None:
         """Move the expected state as the ledger has moved."""
@@ -137,9 +157,13 @@ class FullChecker(StateChecker):
                 self.stamps.forget(row, 0)
         for number in (*(growth.request for growth in verdict.growth), *verdict.touched):
             held = live[number]
-            self.records[:, self.row_of[number]] = held.protected, held.committed, held.allocated, 0, 0, *held.hole
+            lens = held.protected, held.committed, held.allocated
+            self.records[:, self.row_of[number]] = *lens, held.cursor, held.floor, *held.hole
         for number in verdict.touched:
             self.stamps.forget(self.row_of[number], live[number].allocated)
+        if self.ledger.pools.is_pure:
+            for number, begin, end in verdict.gives_up:
+                self.stamps.forget(self.row_of[number], begin, end)
         if self.ledger.cache.changed:
             pages = list(self.ledger.cache.changed)
             cached = [self.ledger.cache.by_page.get(page) for page in pages]
@@ -186,11 +210,23 @@ class FullChecker(StateChecker):
             found, right = state.cache[field, page], self.cache[field, page]
             what = f"cached page {page}: {CACHE_FIELDS[field]} is {found}, should be {right}"
             raise Broken("KV-9", f"after {operation.name}: {what}", pages=(page,))
-        (pool,) = state.pools.values()
-        if not self.ledger.pages.are_exactly_free(pool.free):
-            raise Broken(
-                "KV-1", f"after {operation.name}: pages {pool.free.tolist()} are free, the ledger knows others"
-            )
+        for ledger, (name, pool) in zip(self.expected, state.pools.items(), strict=True):
+            if not ledger.agree(pool):
+                raise Broken(*_disagreement(operation, name, pool, ledger))
+        if self.ledger.pools.window is not None and self._map() != self.ledger.pools.map:
+            mapped, expected = self._map(), self.ledger.pools.map
+            page = min(set(mapped.items()) ^ set(expected.items()))[0]
+            what = f"the map has {page} -> {mapped.get(page, 0)}, should be {expected.get(page, 0)}"
+            raise Broken("KV-10", f"after {operation.name}: {what}", pages=(page,))
+
+    def read_map(self, pages: Sequence[int]) -> list[int]:
+        """The window page of each page, as last observed."""
+        found = self._map()
+        return [found.get(page, 0) for page in pages]
+
+    def _map(self) -> dict[int, int]:
+        mapped, target = self.state.maps["window"]
+        return dict(zip(mapped.tolist(), target.tolist(), strict=True))
 
 
 AUDIT_EVERY = 16
@@ -212,14 +248,19 @@ class SlotChecker(StateChecker):
         (pool,) = self.state.pools.values()
         listed = np.concatenate((pool.free, pool.staged, pool.queued)).tolist()
         self.checks.update(_AUDITED_SLOTS)
-        if len(listed) != pages.free or set(listed) != pages.unheld:
+        self.checks["KV-11"] += pages.group_open
+        if not pages.agree(pool):
             outside = sorted({page for page in listed if not 1 <= page <= pool.num_pages})
             if outside:
                 clause = "KV-2" if 0 in outside else "KV-1"
                 raise Broken(clause, f"after {operation.name}: pages {outside} are listed as free")
             twice = sorted(page for page, count in Counter(listed).items() if count > 1)
             held = sorted(pages.owner.keys() & set(listed))
-            lost = sorted(pages.unheld - set(listed))
+            lost = sorted((pages.unheld | pages.queued) - set(listed))
+            if not outside and not twice and not held and not lost:
+                raise Broken(
+                    "KV-11", f"after {operation.name}: pages {pool.queued.tolist()} are queued, others should be"
+                )
             violation = Violation(
                 "KV-1",
                 f"pages listed twice as free: {twice}; free and held: {held}; lost: {lost}",
@@ -241,6 +282,16 @@ class SlotChecker(StateChecker):
                 raise Broken(
                     "KV-1", f"a slot of request {number} holds what another one wrote", pages=tuple(held_by.pages)
                 )
+
+
+def _disagreement(operation: Operation, name: str, pool: PoolState, ledger: PageLedger) -> tuple[str, str]:
+    """The clause, and which list of the pool holds the wrong pages."""
+    said = f"after {operation.name}: pool {name}: "
+    if set(pool.quarantined.tolist()) != ledger.quarantined:
+        return "KV-16", f"{said}{pool.quarantined.tolist()} are in quarantine, should be {sorted(ledger.quarantined)}"
+    if set(pool.queued.tolist()) != ledger.queued:
+        return "KV-11", f"{said}{pool.queued.tolist()} are queued, should be {sorted(ledger.queued)}"
+    return "KV-1", f"{said}pages {[*pool.free.tolist(), *pool.staged.tolist()]} are free, the ledger knows others"
 
 
 def _slots_of(pages: list[int], size: int) -> Int64:

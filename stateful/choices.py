@@ -26,16 +26,25 @@ from .operations import (
     Extend,
     FillHole,
     Free,
+    FreeGroupBegin,
+    FreeGroupEnd,
     FreeSegment,
+    LateResult,
+    Lease,
     Operation,
     Prealloc,
     Release,
     ReleaseOverallocated,
+    Retire,
     Retract,
     SpecReserve,
+    WindowEvict,
 )
 from .slot_ledger import SlotLedger
 from .texts import Prompt
+
+LEASES = 3
+"""Leases that are active at once, at most: steps overlap, they do not pile up."""
 
 DRAWS = 64
 """Each draw is 0..63: room for every batch size below and every length kind, and still few enough to shrink at once."""
@@ -118,7 +127,7 @@ def prompt_of(ledger: Ledger, draw: int) -> tuple[Prompt, int]:
         return (), 0
     said = [(held.text, held.committed) for held in ledger.live.values()][-4:] + list(ledger.told)
     if not said:
-        return (), (draw // 4) % 8 == 7
+        return (), int(draw // 4 % 8 == 7)
     text, length = said[-1 - draw // 4 % len(said)]
     size = ledger.config.page_size
     edge = length // size * size
@@ -180,7 +189,11 @@ def _prealloc(ledger: Ledger, who: int, many: int, much: int) -> Operation:
     hit = len(ledger.cache.find(text, fill - 1)) * size
     holes = (-1, hit + size, fill // size * size, hit + 2 * size, hit, (hit + fill) // 2 // size * size)
     total = holes[many % len(holes)]
-    return Prealloc(number, fill, total if hit <= total <= fill else -1, prompt=prompt, salt=int(salt))
+    tail = -1
+    if ledger.pools.window is not None and who % 3:
+        pages = (0, 1, fill // size, fill // size - 1)[much // 16 % 4]
+        tail = min(max(pages, 0) * size + fill % size, fill)
+    return Prealloc(number, fill, total if hit <= total <= fill else -1, -1, tail, prompt=prompt, salt=int(salt))
 
 
 def _fill_hole(ledger: Ledger, who: int, many: int, much: int) -> Operation:
@@ -236,6 +249,44 @@ def _release(ledger: Ledger, who: int, many: int, much: int) -> Operation:
 
 def _retract(ledger: Ledger, who: int, many: int, much: int) -> Operation:
     return Retract(members(list(ledger.live), who, many // 4))
+
+
+def _window_evict(ledger: Ledger, who: int, many: int, much: int) -> Operation:
+    requests = members(whole(ledger), who, many)
+    return WindowEvict(requests, _kept(ledger, requests, much))
+
+
+def _lease(ledger: Ledger, who: int, many: int, much: int) -> Operation:
+    requests = members(list(ledger.live), who, many)
+    return Lease(ledger.last_lease + 1, requests, _kept(ledger, requests, much))
+
+
+def _retire(ledger: Ledger, who: int, many: int, much: int) -> Operation:
+    return Retire(members(list(ledger.pools.leases), who, 0)[0])
+
+
+def _late_result(ledger: Ledger, who: int, many: int, much: int) -> Operation:
+    (number,) = members(list(ledger.pools.leases), who, 0)
+    lease, accepted = ledger.pools.leases[number], []
+    for i, one in enumerate(lease.requests):
+        held = ledger.live.get(one)
+        most = 3  # of one that is gone anything may be said
+        if held is not None and held.binding == lease.bindings[one]:
+            most = max(min(held.allocated, ledger.config.context_len) - held.committed, 0)
+        accepted.append(min((1, most, 0, 2, most // 2)[(much + i) % 5], most))
+    return LateResult(number, tuple(accepted))
+
+
+def _free_group_begin(ledger: Any, who: int, many: int, much: int) -> Operation:
+    return FreeGroupBegin()
+
+
+def _free_group_end(ledger: Any, who: int, many: int, much: int) -> Operation:
+    return FreeGroupEnd()
+
+
+def _group_is_open(ledger: Any) -> bool:
+    return bool(ledger.pages.group_open)
 
 
 def _alloc(ledger: SlotLedger, who: int, many: int, much: int) -> Operation:
@@ -296,6 +347,12 @@ ENGINE_POSSIBLE: Possible = {
     "fill_hole": with_hole,
     "checkpoint": lambda ledger: ledger.cache.on and whole(ledger),
     "evict": lambda ledger: ledger.cache.on,
+    "window_evict": lambda ledger: ledger.config.window and whole(ledger),
+    "lease": lambda ledger: ledger.live and len(ledger.pools.leases) < LEASES,
+    "retire": lambda ledger: ledger.pools.leases,
+    "late_result": lambda ledger: ledger.pools.leases,
+    "free_group_begin": lambda ledger: not ledger.pages.group_open,
+    "free_group_end": _group_is_open,
     "bad_call": lambda ledger: True,
 }
 ENGINE_PICK: Pick = {
@@ -310,6 +367,12 @@ ENGINE_PICK: Pick = {
     "fill_hole": _fill_hole,
     "checkpoint": _checkpoint,
     "evict": _evict,
+    "window_evict": _window_evict,
+    "lease": _lease,
+    "retire": _retire,
+    "late_result": _late_result,
+    "free_group_begin": _free_group_begin,
+    "free_group_end": _free_group_end,
 }
 SLOT_POSSIBLE: Possible = {
     "alloc": lambda ledger: True,
@@ -318,6 +381,8 @@ SLOT_POSSIBLE: Possible = {
     "free": lambda ledger: ledger.live,
     "free_segment": lambda ledger: ledger.live,
     "clear": lambda ledger: ledger.live,
+    "free_group_begin": lambda ledger: not ledger.pages.group_open,
+    "free_group_end": _group_is_open,
     "bad_call": lambda ledger: True,
 }
 SLOT_PICK: Pick = {
@@ -327,4 +392,6 @@ SLOT_PICK: Pick = {
     "free": _free,
     "free_segment": _free_segment,
     "clear": _clear,
+    "free_group_begin": _free_group_begin,
+    "free_group_end": _free_group_end,
 }

@@ -13,6 +13,7 @@ from typing import Any
 from ..config import KVCacheConfig
 from ..errors import BadArgument
 from ..sizing import Speculation
+from ..window import Window
 
 LEVELS = ("engine", "slots")
 
@@ -43,8 +44,12 @@ class Configuration(KVCacheConfig):
         unknown = data.keys() - {f.name for f in fields(cls)}
         if unknown:
             raise BadArgument("KV-15", "config", f"has unknown fields {sorted(unknown)}")
-        speculation = data.get("speculation")
+        speculation, window = data.get("speculation"), data.get("window")
         try:
-            return cls(**{**data, "speculation": Speculation(**speculation) if speculation else None})
+            parts = {
+                "speculation": Speculation(**speculation) if speculation else None,
+                "window": Window(**window) if window else None,
+            }
+            return cls(**{**data, **parts})
         except TypeError as error:
             raise BadArgument("KV-15", "config", str(error)) from None

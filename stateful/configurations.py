@@ -6,6 +6,7 @@ config = configuration("engine", pages=3, rows=0, shape=12)
 from __future__ import annotations
 
 from ..sizing import Speculation
+from ..window import Window
 from .configuration import Configuration
 
 CHOICES = 48
@@ -38,18 +39,41 @@ def configuration(
     num_pages = NUM_PAGES[pages % len(NUM_PAGES)]
     context_pages = (3, 5, 2, 9)[(rows + pages) % 4]
     context_len = max(context_pages * page_size + (0, 1, -1, page_size // 2)[(pages + shape) % 4], 6)
+    need_sort = (pages + rows) % 5 == 4
     if level == "slots":
-        return Configuration(page_size, num_pages, 1, context_len, device, checked=checked, level="slots")
+        return Configuration(
+            page_size, num_pages, 1, context_len, device, need_sort=need_sort, checked=checked, level="slots"
+        )
     if max_requests >= 17:  # Room for batches of 17, each with a page or two.
         num_pages = max(num_pages, 40)
+    prefix_cache = "none" if (shape + pages) % 4 == 0 else "radix"
     return Configuration(
         page_size,
         num_pages,
         max_requests,
         context_len,
         device,
-        prefix_cache="none" if (shape + pages) % 4 == 0 else "radix",
+        prefix_cache=prefix_cache,
+        need_sort=need_sort,
+        window=_window(shape + 2 * rows + pages, page_size, num_pages, prefix_cache),
         eviction=EVICTION[(rows + shape) % len(EVICTION)],
         speculation=SPECULATION[(shape + rows) % len(SPECULATION)],
         checked=checked,
     )
+
+
+def _window(draw: int, page_size: int, num_pages: int, prefix_cache: str) -> Window | None:
+    """None for half of the draws; else mostly a second pool, of a size that runs short before, with or after the first,
+    and a window below, at and above a page."""
+    if draw % 2 == 0:
+        return None
+    draw //= 2
+    size = (page_size, 1, page_size + 1, 2 * page_size, max(page_size - 1, 1), 3 * page_size)[draw % 6]
+    interval = (0, 0, page_size, 1)[draw % 4]
+    floor = (0, 1, 0, page_size + 1)[draw // 2 % 4] if prefix_cache == "none" else 0
+    if draw % 7 == 5:
+        return Window(size, kind="pure", interval=interval, floor=floor)
+    if draw % 14 == 6 and prefix_cache == "none":
+        return Window(size, kind="ring")
+    pool = (num_pages, max(num_pages // 2, 2), 2 * num_pages, max(num_pages - 1, 2), num_pages + 3)[draw % 5]
+    return Window(size, pool, interval=interval, floor=floor)

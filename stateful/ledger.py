@@ -1,23 +1,17 @@
-"""The ledger of the engine level: the independent model of what is legal, what must be refused, and who owns what.
+"""The ledger of the engine level: what is legal, what must be refused, and how.
 
     verdict = ledger.expected(operation)
-    ledger.apply(operation, verdict, read_row)
+    ledger.apply(operation, verdict, read)      # see `books`
 
-It repeats no line of the core: plain Python integers, one request at a time. It accepts whatever pages the subject
-chose and checks that they were free. It does not cover: which page was chosen (any policy may pass), and the bits of
-state that no clause speaks about (the order of the free list, stale row entries).
+Plain Python integers, one request at a time; it repeats no line of the core.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
 
 from ..errors import BadArgument, DoubleFree, RowOverflow, StaleRow
+from .books import Books
 from .configuration import Configuration
 from .operations import (
     BadCall,
@@ -27,82 +21,33 @@ from .operations import (
     Evict,
     Extend,
     FillHole,
+    FreeGroupBegin,
+    FreeGroupEnd,
+    LateResult,
+    Lease,
     Operation,
     Prealloc,
     Release,
     ReleaseOverallocated,
+    Retire,
     Retract,
     SpecReserve,
+    WindowEvict,
 )
-from .pages import PageLedger
-from .prefixes import CachedPage, Prefixes
-from .texts import Prompt, Text, Texts
-from .verdicts import Bad, Growth, Held, Legal, Short, Verdict
-
-Kept = TypeVar("Kept")
-ReadRow = Callable[[int, int, int], NDArray[np.int64]]
+from .prefixes import CachedPage
+from .texts import Text
+from .verdicts import Bad, Growth, Legal, Short, Verdict
+from .window_prefixes import WindowPrefixes
 
 
-class Recent(Generic[Kept]):
-    """What is remembered of the last batches, by their requests. Ledger and subject forget by the same rule."""
-
-    def __init__(self) -> None:
-        self.kept: dict[tuple[int, ...], Kept] = {}
-
-    def remember(self, requests: Sequence[int], value: Kept) -> None:
-        self.kept[tuple(requests)] = value
-        if len(self.kept) > 64:
-            del self.kept[next(iter(self.kept))]
-
-    def get(self, requests: Sequence[int]) -> Kept | None:
-        return self.kept.get(tuple(requests))
-
-
-class Ledger:
-    """Requests by number; `live` are those with a row, oldest binding first, `retracted` those that may resume, `told`
-    the last texts and how far they went: what a new request may say again."""
+class Ledger(Books):
+    """The books, and what may come next."""
 
     def __init__(self, config: Configuration) -> None:
-        self.config = config
-        self.pages = PageLedger(config.num_pages, config.page_size)
-        self.cache = Prefixes(config)
-        self.texts = Texts()
-        self.live: dict[int, Held] = {}
-        self.retracted: dict[int, Held] = {}
-        self.told: deque[tuple[Text, int]] = deque(maxlen=12)
-        self.highest = 0  # the highest number that any request has had
-        self.last_gone = 0  # the request released last
-        self.binds = 0
-        self.batches: Recent[tuple[int, ...]] = Recent()  # requests -> which binding each of them had
+        super().__init__(config)
         self.reserve = _largest_reserve(config)
         self.near_the_limit = config.context_len - max(self.reserve, 1)  # a row committed past it is nearly full
         self.row_width = config.context_len + (self.reserve + config.page_size - 1 if self.reserve else 0)
-        # What the last operation has done besides lengthening: (request, start, end) whose row entries are the cache's
-        # pages now, pages that are the cache's from now on, and how many it had already.
-        self.shared_now: list[tuple[int, int, int]] = []
-        self.published: list[int] = []
-        self.duplicates = 0
-
-    @property
-    def free_rows(self) -> int:
-        return self.config.max_requests - len(self.live)
-
-    def get(self, number: int) -> Held:
-        """What is known of a request; nothing yet is also known."""
-        return self.live.get(number) or self.retracted.get(number) or Held(number)
-
-    def text_of(self, number: int, prompt: Prompt = (), salt: int = 0) -> Text:
-        """What a request says: the text it has, or for a new one its prompt and then its own."""
-        held = self.live.get(number) or self.retracted.get(number)
-        return held.text if held else self.texts.make(number, prompt, salt)
-
-    def texts_of(self, operation: Extend) -> list[Text]:
-        """The texts of an extend's requests, in their order."""
-        prompts, salts = operation.prompts, operation.salts
-        return [
-            self.text_of(number, prompts[i] if i < len(prompts) else (), salts[i] if i < len(salts) else 0)
-            for i, number in enumerate(operation.requests)
-        ]
 
     def expected(self, operation: Operation) -> Verdict:
         """Legal, Short or Bad, in the order in which a call is validated: arguments, states, rows, pages."""
@@ -130,8 +75,12 @@ class Ledger:
                 if not held.bound:
                     return Bad(StaleRow, "reqs")
                 low, high = held.hole
+                if not high:
+                    return Bad(BadArgument, "req")
+                # A hole that lies before a tail-only start has no window.
+                window_from = high if high <= held.cursor else None
                 growth = (Growth(number, low, high, held.committed),)
-                return self._room_for(growth, returns=high - low) if high else Bad(BadArgument, "req")
+                return self._room_for(growth, returns=high - low, window_from=window_from)
             case Checkpoint(request=number):
                 held = self.get(number)
                 if not held.bound:
@@ -139,97 +88,19 @@ class Ledger:
                 return Bad(BadArgument, "req") if held.hole[1] else Legal(touched=(number,))
             case Evict(tokens=tokens):
                 return Legal() if tokens >= 0 else Bad(BadArgument, "num_tokens")
+            case WindowEvict(requests=requests, kept=kept):
+                return self._bad_batch(requests, kept) or self._window_evict(requests)
+            case Lease(requests=requests, kept=kept):
+                return self._bad_batch(requests, kept) or Legal()
+            case Retire(lease=number):
+                return Legal() if number in self.pools.leases else Bad(DoubleFree, "lease", "KV-16")
+            case LateResult():
+                return self._late_result(operation)
+            case FreeGroupBegin():
+                return Bad(BadArgument, "free_group", "KV-11") if self.pools.group_open else Legal()
+            case FreeGroupEnd():
+                return Legal() if self.pools.group_open else Bad(BadArgument, "free_group", "KV-11")
         raise TypeError(f"the engine level has no operation {operation.name}")
-
-    def apply(self, operation: Operation, verdict: Legal, read_row: ReadRow) -> None:
-        """Enter a call that succeeded. `read_row(request, start, end)` are the slots found in the subject's row."""
-        self.shared_now.clear()
-        self.published.clear()
-        self.duplicates = 0
-        self.cache.changed.clear()
-        match operation:
-            case BadCall(call=call):
-                return self.apply(call, verdict, read_row)
-            case Release(requests=requests) | Retract(requests=requests):
-                for number in requests:
-                    checkpoint = isinstance(operation, Release) and operation.checkpoint
-                    self._unbind(number, checkpoint, retracted=isinstance(operation, Retract))
-            case ReleaseOverallocated(request=number):
-                held = self.live[number]
-                self._free(held, keep=-(-held.committed // self.config.page_size))
-                held.allocated = held.committed
-                held.drafted = False
-            case Checkpoint(request=number):
-                self._publish(self.live[number])
-            case Evict(tokens=tokens):
-                self._evict(min(-(-tokens // self.config.page_size), self.cache.unlocked))
-            case FillHole(request=number):
-                self.live[number].hole = (0, 0)
-        new = iter(verdict.hits)
-        for growth in verdict.growth:
-            if growth.request not in self.live:
-                self._bind(growth, *next(new))
-        if verdict.pages > self.pages.free:
-            self._evict(verdict.pages - self.pages.free)
-        for growth in verdict.growth:
-            held = self.live[growth.request]
-            self.pages.grow(held, growth.start, growth.end, read_row(growth.request, growth.start, growth.end))
-            held.committed, held.allocated = growth.committed, max(held.allocated, growth.end)
-            held.drafted = isinstance(operation, (SpecReserve, Commit))
-        if isinstance(operation, (Extend, Decode, SpecReserve, Commit)):
-            self.batches.remember(operation.requests, self.bindings(operation.requests))
-
-    def bindings(self, requests: Sequence[int]) -> tuple[int, ...]:
-        """Which binding each of them has now, -1 without a row: what a batch remembers, and is stale by."""
-        return tuple(self.live[number].binding if number in self.live else -1 for number in requests)
-
-    def _bind(self, growth: Growth, text: Text, path: list[CachedPage]) -> None:
-        """A row for a new request, or for a retracted one, with what the cache holds of it; behind that a hole, if the
-        call begins to lengthen it further on."""
-        number = growth.request
-        held = self.retracted.pop(number) if number in self.retracted else Held(number, text=text)
-        self.live[number] = held
-        self.binds += 1
-        held.bound, held.retracted, held.binding = True, False, self.binds
-        self.highest = max(self.highest, number)
-        self.cache.claim(held, path)
-        if path:
-            self.shared_now.append((number, 0, held.protected))
-        if growth.start > held.protected:
-            held.hole = (held.protected, growth.start)
-            held.pages += [0] * ((growth.start - held.protected) // self.config.page_size)
-
-    def _unbind(self, number: int, checkpoint: bool, *, retracted: bool) -> None:
-        held = self.live.pop(number)
-        self.told.append((held.text, held.committed))
-        if checkpoint and not held.hole[1]:
-            self._publish(held)
-        self._free(held, keep=max(held.protected, held.hole[1]) // self.config.page_size)
-        self.cache.release(held)
-        held.pages.clear()
-        held.committed = held.allocated = 0
-        held.hole = (0, 0)
-        held.bound, held.retracted, held.drafted = False, retracted, False
-        self.last_gone = number
-        if retracted:
-            self.retracted[number] = held
-
-    def _free(self, held: Held, keep: int) -> None:
-        self.pages.give_back(held.pages[keep:])
-        del held.pages[keep:]
-
-    def _publish(self, held: Held) -> None:
-        begin = held.protected
-        duplicates, new = self.cache.publish(held, held.committed)
-        self.pages.give_back(duplicates)
-        self.pages.publish(new)
-        self.published += new
-        self.duplicates += len(duplicates)
-        if held.protected > begin:
-            self.shared_now.append((held.number, begin, held.protected))
-
-    def _evict(self, pages: int) -> None:
-        self.pages.give_back(self.cache.evict(pages))
 
     def _bad_requests(self, requests: Sequence[int]) -> Bad | None:
         if not requests or len(set(requests)) != len(requests):
@@ -268,7 +139,9 @@ class Ledger:
             growth.append(Growth(held.number, start, seq, seq))
         if len(hits) > self.free_rows:
             return Short("rows", len(hits), self.free_rows)
-        return self._room_for(tuple(growth), returns=sum(g.end - g.start for g in growth), hits=tuple(hits))
+        evicting = () if self.cache.on else tuple(held.number for held in members if held.bound)
+        returns = sum(g.end - g.start for g in growth)
+        return self._room_for(tuple(growth), returns=returns, hits=tuple(hits), evicting=evicting)
 
     def _prealloc(self, op: Prealloc) -> Verdict:
         size, limit = self.config.page_size, self.config.context_len
@@ -284,10 +157,17 @@ class Ledger:
         total = hit if op.total_prefix_len == -1 else op.total_prefix_len
         if not hit <= total <= op.fill_len or (total > hit and total % size):
             return Bad(BadArgument, "total_prefix_len")
+        window_from = None
+        if op.swa_tail_len != -1:
+            tail = op.fill_len - op.swa_tail_len
+            if self.pools.window is None or not 0 <= op.swa_tail_len <= op.fill_len or tail % size:
+                return Bad(BadArgument, "swa_tail_len")
+            window_from = tail if tail > total else None
         if not self.free_rows:
             return Short("rows", 1, 0)
         growth = Growth(op.request, total, op.fill_len, op.fill_len)
-        return self._room_for((growth,), returns=op.fill_len - total, hits=((text, path),))
+        returns = op.fill_len - total
+        return self._room_for((growth,), returns=returns, hits=((text, path),), window_from=window_from)
 
     def _decode(self, requests: Sequence[int]) -> Verdict:
         members = [self.live[number] for number in requests]
@@ -296,7 +176,7 @@ class Ledger:
         if any(held.allocated + 1 > self.config.context_len for held in members):
             return Bad(RowOverflow, "batch", "KV-4")
         growth = tuple(Growth(h.number, h.allocated, h.allocated + 1, h.allocated + 1) for h in members)
-        return self._room_for(growth, returns=len(growth))
+        return self._room_for(growth, returns=len(growth), evicting=tuple(requests))
 
     def _spec_reserve(self, op: SpecReserve) -> Verdict:
         if any(self.live[number].hole[1] for number in op.requests):
@@ -308,7 +188,7 @@ class Ledger:
         for held in (self.live[number] for number in op.requests):
             pages = -(-(held.committed + op.reserve) // size)
             growth.append(Growth(held.number, held.allocated, max(held.allocated, pages * size), held.committed))
-        return self._room_for(tuple(growth), returns=None)
+        return self._room_for(tuple(growth), returns=None, evicting=op.requests)
 
     def _commit(self, op: Commit) -> Verdict:
         members = [self.live[number] for number in op.requests]
@@ -323,19 +203,82 @@ class Ledger:
             tuple(Growth(h.number, h.allocated, h.allocated, to) for h, to in zip(members, settled, strict=True))
         )
 
+    def _late_result(self, op: LateResult) -> Verdict:
+        lease = self.pools.leases.get(op.lease)
+        if lease is None:
+            return Bad(BadArgument, "lease", "KV-16")
+        if len(op.accepted) != len(lease.requests) or any(n < 0 for n in op.accepted):
+            return Bad(BadArgument, "accepted")
+        growth = []
+        for number, accepted in zip(lease.requests, op.accepted, strict=True):
+            held = self.get(number)
+            if held.bound and held.binding == lease.bindings[number]:
+                growth.append(Growth(number, held.allocated, held.allocated, held.committed + accepted))
+        if any(to > self.live[number].allocated for number, _, _, to in growth):
+            return Bad(BadArgument, "accepted")
+        if any(to > self.config.context_len for _, _, _, to in growth):
+            return Bad(RowOverflow, "accepted", "KV-4")
+        return Legal(tuple(growth))
+
+    def _window_evict(self, requests: Sequence[int]) -> Verdict:
+        if any(self.live[number].hole[1] for number in requests):
+            return Bad(BadArgument, "batch")
+        return Legal(touched=tuple(requests), gives_up=self._behind_window(requests))
+
+    def _behind_window(self, requests: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
+        """What each would give up of its window now: (request, from, to)."""
+        window, size, found = self.config.window, self.config.page_size, []
+        if window is None or window.kind == "ring":
+            return ()
+        for held in (self.live[number] for number in requests):
+            begin = max(held.cursor, held.protected, -(-held.floor // size) * size)
+            target = held.committed - window.size
+            if target < begin + window.interval:
+                continue
+            if self.cache.on:  # a whole window has to stay live below the end of the key
+                key_end = (held.committed - self.cache.bigram) // size * size
+                target = key_end - -(-max(window.size, size) // size) * size
+            end = target // size * size
+            if end > begin:
+                found.append((held.number, begin, end))
+        return tuple(found)
+
+    def _at_once(self, gives_up: tuple[tuple[int, int, int], ...]) -> int:
+        """How many of the pages that the windows give up are under no lease."""
+        pages, size = 0, self.config.page_size
+        for number, begin, end in gives_up:
+            covered = self.pools.covered(number, self.live[number].binding) if self.pools.leases else 0
+            pages += max(end // size - max(begin // size, covered), 0)
+        return pages
+
     def _room_for(
         self,
         growth: tuple[Growth, ...],
         *,
         returns: int | None,
         hits: tuple[tuple[Text, list[CachedPage]], ...] = (),
+        window_from: int | None = None,
+        evicting: tuple[int, ...] = (),
     ) -> Verdict:
-        pages = sum(self.pages.needed(g.start, g.end) for g in growth)
+        """Legal or Short. window_from: only what lies behind it has window pages; evicting: whose windows go first."""
+        pages, window = sum(self.pages.needed(g.start, g.end) for g in growth), self.pools.window
+        gives_up = self._behind_window(evicting)
+        window_pages = pages if window is not None else 0
+        if window is not None and window_from is not None:
+            window_pages = sum(window.needed(max(g.start, window_from), g.end) for g in growth)
+        closed = not self.pools.group_open  # while a group is open nothing is reclaimable
         if pages > self.pages.free:
-            reclaimable = self.cache.unlocked - self.cache.pinned(path for _, path in hits)
+            reclaimable = self.cache.unlocked - self.cache.pinned(path for _, path in hits) if closed else 0
+            reclaimable += self._at_once(gives_up) if closed and self.pools.is_pure else 0
             if pages > self.pages.free + reclaimable:
-                return Short("full", pages, self.pages.free, reclaimable)
-        return Legal(growth, pages, returns, hits=hits)
+                return Short(self.pools.name, pages, self.pages.free, reclaimable)
+        if window is not None and window_pages > window.free:
+            reclaimable = self._at_once(gives_up) if closed else 0
+            if closed and isinstance(self.cache, WindowPrefixes):
+                reclaimable += self.cache.live_unlocked - self.cache.pinned_window(path for _, path in hits)
+            if window_pages > window.free + reclaimable:
+                return Short("window", window_pages, window.free, reclaimable)
+        return Legal(growth, pages, returns, (), hits, window_pages, window_from, gives_up)
 
 
 def _largest_reserve(config: Configuration) -> int:

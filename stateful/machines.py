@@ -135,6 +135,12 @@ class PathMachine(Machine):
     fill_hole = _rule("fill_hole", ENGINE_POSSIBLE)
     checkpoint = _rule("checkpoint", ENGINE_POSSIBLE)
     evict = _rule("evict", ENGINE_POSSIBLE)
+    window_evict = _rule("window_evict", ENGINE_POSSIBLE)
+    lease = _rule("lease", ENGINE_POSSIBLE)
+    retire = _rule("retire", ENGINE_POSSIBLE)
+    late_result = _rule("late_result", ENGINE_POSSIBLE)
+    free_group_begin = _rule("free_group_begin", ENGINE_POSSIBLE)
+    free_group_end = _rule("free_group_end", ENGINE_POSSIBLE)
     bad_call = _rule("bad_call", ENGINE_POSSIBLE)
 
 
@@ -149,6 +155,8 @@ class AllocatorMachine(Machine):
     free = _rule("free", SLOT_POSSIBLE)
     free_segment = _rule("free_segment", SLOT_POSSIBLE)
     clear = _rule("clear", SLOT_POSSIBLE)
+    free_group_begin = _rule("free_group_begin", SLOT_POSSIBLE)
+    free_group_end = _rule("free_group_end", SLOT_POSSIBLE)
     bad_call = _rule("bad_call", SLOT_POSSIBLE)
 
 

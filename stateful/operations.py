@@ -55,6 +55,7 @@ class Prealloc(Operation):
     fill_len: int
     total_prefix_len: int = -1  # -1: what the cache hits
     tokens: int = -1  # how many tokens the request has; -1: fill_len
+    swa_tail_len: int = -1  # only the last so many tokens have window pages; -1: all
     prompt: Prompt = ()
     salt: int = 0
 
@@ -138,6 +139,56 @@ class Retract(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class WindowEvict(Operation):
+    """Give up what lies behind the windows of these requests."""
+
+    name: ClassVar[str] = "window_evict"
+    requests: Numbers
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lease(Operation):
+    """A step, a copy or a remote write on the rows of these requests begins."""
+
+    name: ClassVar[str] = "lease"
+    lease: int
+    requests: Numbers
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Retire(Operation):
+    """It has ended."""
+
+    name: ClassVar[str] = "retire"
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class LateResult(Operation):
+    """The result of a leased step: what was accepted, for those of its requests that are still what they were."""
+
+    name: ClassVar[str] = "late_result"
+    lease: int
+    accepted: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class FreeGroupBegin(Operation):
+    """From here on frees are queued."""
+
+    name: ClassVar[str] = "free_group_begin"
+
+
+@dataclass(frozen=True, slots=True)
+class FreeGroupEnd(Operation):
+    """What was queued is free."""
+
+    name: ClassVar[str] = "free_group_end"
+
+
+@dataclass(frozen=True, slots=True)
 class Alloc(Operation):
     """Slot level: `tokens` slots in whole pages, held under the number `request`."""
 
@@ -211,8 +262,9 @@ class BadCall(Operation):
 
 ENGINE_OPERATIONS = (
     Extend, Decode, SpecReserve, Commit, ReleaseOverallocated, Release, Retract, Prealloc, FillHole, Checkpoint, Evict,
+    WindowEvict, Lease, Retire, LateResult, FreeGroupBegin, FreeGroupEnd,
 )  # fmt: skip
-SLOT_OPERATIONS = (Alloc, AllocExtend, AllocDecode, Free, FreeSegment, Clear)
+SLOT_OPERATIONS = (Alloc, AllocExtend, AllocDecode, Free, FreeSegment, Clear, FreeGroupBegin, FreeGroupEnd)
 BY_NAME: dict[str, type[Operation]] = {c.name: c for c in (*ENGINE_OPERATIONS, *SLOT_OPERATIONS, RawCall)}
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ..snapshots import PoolState
 from .verdicts import Broken, Held
 
 Int64 = NDArray[np.int64]
@@ -24,12 +25,16 @@ FEW = 16
 
 
 class PageLedger:
-    """`owner`: page -> number of the request that holds it; `unheld`: the pages that nobody holds."""
+    """`owner`: page -> number of the request that holds it; `unheld`: the pages that nobody holds; `queued`: those that
+    an open free group keeps; `quarantined`: those that wait for a lease."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.num_pages, self.page_size = num_pages, page_size
         self.owner: dict[int, int] = {}
         self.unheld = set(range(1, num_pages + 1))
+        self.queued: set[int] = set()
+        self.quarantined: set[int] = set()
+        self.group_open = False
 
     @property
     def free(self) -> int:
@@ -44,6 +49,17 @@ class PageLedger:
         """Whether these pages, each once, are the ones that nobody holds."""
         return len(listed) == len(self.unheld) and set(listed.tolist()) == self.unheld
 
+    def agree(self, pool: PoolState) -> bool:
+        """Whether a pool's lists hold exactly the pages that they have to."""
+        listed = np.concatenate((pool.free, pool.staged)) if len(pool.staged) else pool.free
+        return (
+            self.are_exactly_free(listed)
+            and len(pool.queued) == len(self.queued)
+            and len(pool.quarantined) == len(self.quarantined)
+            and (not self.queued or set(pool.queued.tolist()) == self.queued)
+            and (not self.quarantined or set(pool.quarantined.tolist()) == self.quarantined)
+        )
+
     def grow(self, held: Held, start: int, end: int, slots: Int64) -> None:
         """Accept the slots of positions [start, end): the old page continues, new pages were free and begin aligned."""
         size = self.page_size
@@ -55,15 +71,7 @@ class PageLedger:
         new = slots[first_new * size - start :: size] // size
         at = first_new
         for page in new.tolist():
-            if page == 0:
-                raise Broken("KV-2", f"request {held.number} was given the padding page", pages=(0,))
-            if not 0 < page <= self.num_pages:
-                raise Broken("KV-1", f"request {held.number} was given page {page} of 1..{self.num_pages}")
-            if page in self.owner:
-                whose = f"request {self.owner[page]} holds" if self.owner[page] != CACHE else "the prefix cache holds"
-                raise Broken("KV-1", f"request {held.number} was given page {page}, which {whose}", pages=(page,))
-            self.owner[page] = held.number
-            self.unheld.discard(page)
+            self.take(held, page)
             if at == len(held.pages):
                 held.pages.append(page)
             else:
@@ -86,13 +94,45 @@ class PageLedger:
                 f"request {held.number}, position {start + at}: slot {slots[at]}, its page makes it {expected[at]}",
             )
 
+    def take(self, held: Held, page: int) -> None:
+        """Accept a page that the subject chose: it was free."""
+        if page == 0:
+            raise Broken("KV-2", f"request {held.number} was given the padding page", pages=(0,))
+        if not 0 < page <= self.num_pages:
+            raise Broken("KV-1", f"request {held.number} was given page {page} of 1..{self.num_pages}")
+        if page not in self.unheld:
+            raise Broken(*self._why_not(held, page), pages=(page,))
+        self.owner[page] = held.number
+        self.unheld.discard(page)
+
+    def _why_not(self, held: Held, page: int) -> tuple[str, str]:
+        """The clause and what is wrong with handing out a page that is not free."""
+        given = f"request {held.number} was given page {page}, which"
+        if page in self.quarantined:
+            return "KV-16", f"{given} is under a lease"
+        if page in self.queued:
+            return "KV-11", f"{given} waits for the free group to close"
+        owner = self.owner[page]
+        return "KV-1", f"{given} {'the prefix cache' if owner == CACHE else f'request {owner}'} holds"
+
     def publish(self, pages: Sequence[int]) -> None:
         """These pages are the prefix cache's from now on."""
         for page in pages:
             self.owner[page] = CACHE
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Nobody holds these pages any more."""
+        """Nobody holds these pages any more: they are free, or will be when the open group closes."""
         for page in pages:
-            del self.owner[page]
-        self.unheld.update(pages)
+            self.owner.pop(page, None)
+        (self.queued if self.group_open else self.unheld).update(pages)
+
+    def quarantine(self, page: int) -> None:
+        """Nobody holds the page any more, and a lease still covers it."""
+        del self.owner[page]
+        self.quarantined.add(page)
+
+    def close_group(self) -> None:
+        """What the group has queued is free."""
+        self.group_open = False
+        self.unheld |= self.queued
+        self.queued.clear()

@@ -24,7 +24,8 @@ class CachedPage:
     """One page of the cache: the prefix that ends with it, how many requests hold it, and its history."""
 
     __slots__ = (
-        "born", "children", "dead", "digest", "end", "hits", "key", "last_use", "locks", "page", "parent", "window_locks"
+        "born", "children", "dead", "digest", "end", "hits", "key", "last_use", "locks", "page", "parent",
+        "window_locks",
     )  # fmt: skip
 
     def __init__(self, key: int, page: int, parent: CachedPage | None, end: int, digest: int, now: int) -> None:
@@ -87,7 +88,7 @@ class Prefixes:
         for cached in path:
             cached.hits += 1
         self._use(path)
-        self._lock(path)
+        self.lock(path)
         held.shared = list(path)
         held.pages[:] = [cached.page for cached in path]
         held.protected = len(path) * self.size
@@ -115,20 +116,24 @@ class Prefixes:
                 held.pages[index] = cached.page
             path.append(cached)
         self._use(path)
-        self._lock(path[begin:])
+        self.lock(path[begin:])
         held.shared, held.protected = path, pages * self.size
         return duplicates, new
 
     def release(self, held: Held) -> None:
         """The request holds nothing of the cache any more."""
-        for cached in reversed(held.shared):
+        self.unlock(held.shared)
+        held.shared = []
+        held.protected = 0
+
+    def unlock(self, path: list[CachedPage]) -> None:
+        """Undo a lock."""
+        for cached in reversed(path):
             cached.locks -= 1
             self.changed.add(cached.page)
             if not cached.locks:
                 self.unlocked += 1
                 self._offer(cached)
-        held.shared = []
-        held.protected = 0
 
     def evict(self, pages: int) -> list[int]:
         """Take so many pages out: always the unlocked page without a successor that comes first in the order."""
@@ -139,13 +144,19 @@ class Prefixes:
             in_cache = self.by_page.get(cached.page) is cached
             if not in_cache or not self._may_go(cached) or self._order(cached) != order:
                 continue
-            del self.by_prefix[cached.key], self.by_page[cached.page]
-            self.changed.add(cached.page)
-            gone.append(cached.page)
-            self.gone.append(cached)
-            if cached.parent is not None:
-                cached.parent.children -= 1
-                self._offer(cached.parent)
+            while True:  # up its path, as long as nothing else comes first
+                del self.by_prefix[cached.key], self.by_page[cached.page]
+                gone.append(cached.page)
+                self.gone.append(cached)
+                if cached.parent is None:
+                    break
+                cached = cached.parent
+                cached.children -= 1
+                other_first = self._next and self._next[0][0] < self._order(cached)
+                if other_first or len(gone) == pages or not self._may_go(cached):
+                    self._offer(cached)
+                    break
+        self.changed.update(gone)
         self.unlocked -= pages
         self.evicted += pages
         return gone
@@ -163,8 +174,10 @@ class Prefixes:
             cached.last_use = self.clock
         self.changed.update([cached.page for cached in path])
 
-    def _lock(self, path: list[CachedPage]) -> None:
+    def lock(self, path: list[CachedPage]) -> None:
+        """These are held once more."""
         for cached in path:
+            self.changed.add(cached.page)
             if not cached.locks:
                 self.unlocked -= 1
             cached.locks += 1

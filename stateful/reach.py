@@ -12,7 +12,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from .operations import BadCall, Checkpoint, Commit, Evict, Extend, Operation, Release
+from .ledger import Ledger
+from .operations import BadCall, Checkpoint, Commit, Evict, Extend, LateResult, Operation, Release, WindowEvict
 from .verdicts import Legal, Short, Verdict
 
 
@@ -72,16 +73,19 @@ class Reach:
         states = self.states
         if not ledger.pages.unheld:
             states["pool full"] += 1
+        if isinstance(ledger, Ledger):
+            self._of_pools(ledger, verdict)
         if len(ledger.live) >= 3:
             states["three or more live"] += 1
         size = ledger.config.page_size
         near = ledger.near_the_limit
-        partial = over = full = hole = shared = leaf = False
+        partial = over = full = hole = shared = leaf = cursor = False
         for held in ledger.live.values():
             partial |= held.allocated % size != 0
             over |= held.committed < held.allocated
             full |= held.committed > near
             hole |= held.hole[1] > 0
+            cursor |= 0 < held.cursor < held.protected
             if held.shared:
                 shared |= held.shared[0].locks > 1
                 leaf |= not held.shared[-1].children
@@ -90,11 +94,23 @@ class Reach:
             ("over-allocated tail", over),
             ("row nearly full", full),
             ("hole open", hole),
+            ("cursor inside prefix", cursor),
             ("shared page", shared),
             ("locked leaf", leaf),
             ("rows full", not ledger.free_rows),
         ):
             states[name] += reached
+
+    def _of_pools(self, ledger: Ledger, verdict: Verdict) -> None:
+        pools, states = ledger.pools, self.states
+        if pools.window is not None and not pools.window.unheld:
+            states["second pool full"] += 1
+        if pools.group_open and isinstance(verdict, Short):
+            states["group open over shortage"] += 1
+        for lease in pools.leases.values():
+            if ledger.bindings(lease.requests) != tuple(lease.bindings.values()):
+                states["lease over finish"] += 1
+                break
 
     def add(self, other: Reach) -> None:
         """Add another run's counts."""
@@ -114,4 +130,8 @@ def _takes_effect(operation: Operation, verdict: Legal, ledger: Any) -> bool:
         return bool(ledger.shared_now)
     if isinstance(operation, Evict):
         return bool(ledger.cache.changed)
+    if isinstance(operation, WindowEvict):
+        return bool(verdict.gives_up)
+    if isinstance(operation, LateResult):
+        return any(operation.accepted)
     return not verdict.growth or bool(verdict.hits) or any(g.end > g.start for g in verdict.growth)

@@ -34,19 +34,28 @@ from .operations import (
     Extend,
     FillHole,
     Free,
+    FreeGroupBegin,
+    FreeGroupEnd,
     FreeSegment,
+    LateResult,
+    Lease,
     Operation,
     Prealloc,
     RawCall,
     Release,
     ReleaseOverallocated,
+    Retire,
     Retract,
     SpecReserve,
+    WindowEvict,
 )
 from .reach import Reach
 from .slot_ledger import SlotLedger
 from .touched import TouchedChecker, is_large
 from .verdicts import Bad, Broken, Crashed, Done, Legal, Outcome, Refused, Short, Verdict
+
+_GIVES = {"release_overallocated": "KV-8", "evict": "KV-9", "window_evict": "KV-10"}
+"""Operations that return what they gave up, and the clause that a wrong number breaks."""
 
 
 class WrongLevel(ValueError):
@@ -135,14 +144,16 @@ class Runner:
                 rows = np.concatenate([self.checker.read_row(g.request, g.start, g.end) for g in verdict.growth])
                 if not np.array_equal(out, rows):
                     raise Broken("KV-3", f"{operation.name} returned {out.tolist()}, the rows hold {rows.tolist()}")
-            free_before = self.ledger.pages.free
-            self.ledger.apply(operation, verdict, self.checker.read_row)
-            if isinstance(operation, (ReleaseOverallocated, Evict)):
+            self.ledger.apply(operation, verdict, self.checker)
+            if clause := _GIVES.get(operation.name):
                 # That so many came back in truth is the checker's business: it compares what is free with the ledger.
-                given_back = (self.ledger.pages.free - free_before) * self.config.page_size
-                if out != given_back:
-                    clause = "KV-9" if isinstance(operation, Evict) else "KV-8"
-                    raise Broken(clause, f"{operation.name} says it gave {out} slots back, it is {given_back}")
+                if out != self.ledger.gave:
+                    raise Broken(clause, f"{operation.name} says it gave {out} slots back, it is {self.ledger.gave}")
+            elif isinstance(operation, LateResult):
+                settled = {growth.request for growth in verdict.growth}
+                right = [number in settled for number in self.ledger.pools.leases[operation.lease].requests]
+                if out != right:
+                    raise Broken("KV-16", f"{operation.name} settled {out}, should be {right}")
         self.checker.after(operation, verdict)
 
     def _refused(self, operation: Operation, verdict: Verdict, outcome: Outcome) -> None:
@@ -207,14 +218,26 @@ class Runner:
                 return subject.retract(requests)
             case Prealloc(request, fill_len, total_prefix_len, tokens):
                 text = ledger.text_of(request, operation.prompt, operation.salt)
-                known = text.tokens(fill_len if tokens < 0 else tokens)
-                return subject.prealloc(request, fill_len, total_prefix_len, known, text.salt)
+                known, tail = text.tokens(fill_len if tokens < 0 else tokens), operation.swa_tail_len
+                return subject.prealloc(request, fill_len, total_prefix_len, tail, known, text.salt)
             case FillHole(request):
                 return subject.fill_hole(request)
             case Checkpoint(request):
                 return subject.checkpoint(request, self._tokens_of(request))
             case Evict(tokens):
                 return subject.evict(tokens)
+            case WindowEvict(requests, kept):
+                return subject.window_evict(requests, kept)
+            case Lease(number, requests, kept):
+                return subject.lease(number, requests, kept)
+            case Retire(number):
+                return subject.retire(number)
+            case LateResult(number, accepted):
+                return subject.late_result(number, accepted)
+            case FreeGroupBegin():
+                return subject.free_group_begin()
+            case FreeGroupEnd():
+                return subject.free_group_end()
         raise TypeError(f"the engine level has no operation {operation.name}")
 
     def _tokens_of(self, number: int) -> NDArray[np.int32]:
@@ -242,6 +265,10 @@ class Runner:
                 return subject.free_segment(ledger.slots_of(request, max(start, 0)), start)
             case Clear():
                 return subject.clear()
+            case FreeGroupBegin():
+                return subject.free_group_begin()
+            case FreeGroupEnd():
+                return subject.free_group_end()
             case RawCall(method, arguments):
                 return getattr(subject, method)(*arguments)
         raise TypeError(f"the slot level has no operation {operation.name}")

@@ -149,6 +149,8 @@ class Scheduler:
 
     def _prefill(self) -> None:
         """The next chunk, and its publication where the prompt goes on: others need not wait for its end."""
+        if not self.prefilling:
+            return
         ones = self._perform(lambda: self.prefilling, self._extend)
         for one in ones:
             held = self.ledger.get(one.number)
@@ -182,8 +184,10 @@ class Scheduler:
         """A request with one token left has no use for a draft: its tail is given back and it decodes plainly."""
 
         def last() -> list[Request]:
-            return [one for one in self.decoding if one.left == 1]
+            return [one for one in self.decoding if one.generated + 1 == one.output_len]
 
+        if not last():
+            return
         for one in last():
             held = self.ledger.live[one.number]
             if held.committed < held.allocated:
@@ -208,7 +212,7 @@ class Scheduler:
             self._settle(ones)
 
     def _unfinished(self) -> list[Request]:
-        return [one for one in self.decoding if one.left]
+        return [one for one in self.decoding if one.generated < one.output_len]
 
     def _batch(self, ones: list[Request]) -> tuple[tuple[int, ...], bool]:
         """Their numbers, and whether the batch object of the last decode step still serves."""
@@ -255,7 +259,7 @@ class Scheduler:
 
     def _release_finished(self) -> int:
         """How many there were."""
-        finished = [one for one in self.decoding if not one.left]
+        finished = [one for one in self.decoding if one.generated == one.output_len]
         if finished:
             lengths = [self.ledger.live[one.number].committed for one in finished]
             self._step(Release(_numbers(finished), self.ledger.cache.on))

@@ -23,6 +23,8 @@ from .operations import (
     BadCall,
     Clear,
     Free,
+    FreeGroupBegin,
+    FreeGroupEnd,
     FreeSegment,
     Operation,
     RawCall,
@@ -73,6 +75,10 @@ class SlotLedger:
                 return Legal() if aligned else Bad(BadArgument, "start_pos")
             case Free() | Clear():
                 return Legal()
+            case FreeGroupBegin():
+                return Bad(BadArgument, "free_group", "KV-11") if self.pages.group_open else Legal()
+            case FreeGroupEnd():
+                return Legal() if self.pages.group_open else Bad(BadArgument, "free_group", "KV-11")
             case RawCall(method="free", arguments=(slots, *_)):
                 return self._free(slots)
             case RawCall(method="alloc_extend", arguments=(prefix_lens, seq_lens, last_loc)):
@@ -90,6 +96,12 @@ class SlotLedger:
             case Clear():
                 for number in list(self.live):
                     self._forget(number, keep=0)
+                self.pages.unheld |= self.pages.queued
+                self.pages.queued.clear()
+            case FreeGroupBegin():
+                self.pages.group_open = True
+            case FreeGroupEnd():
+                self.pages.close_group()
         at = 0
         for growth in verdict.growth:
             held = self.live.setdefault(growth.request, Held(growth.request, bound=True))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..snapshots import Snapshot
 from .texts import Text
 from .verdicts import Broken, Held
 
@@ -62,10 +63,10 @@ class Stamps:
         """These slots belong to the prefix cache from now on."""
         self.written[slots, 1] = 0
 
-    def forget(self, row: int, start: int) -> None:
-        """Positions from `start` on of a row mean nothing any more."""
-        self.expected[row, start:] = 0
-        self.live[row, start:] = 0
+    def forget(self, row: int, start: int, end: int | None = None) -> None:
+        """Positions from `start` on of a row, or up to `end`, mean nothing any more."""
+        self.expected[row, start:end] = 0
+        self.live[row, start:end] = 0
 
     def check(self, req_to_token: NDArray[np.int32], bound: dict[int, Any]) -> None:
         """Read every live position back through the table: content over [0, allocated), owner likewise."""
@@ -79,3 +80,37 @@ class Stamps:
             raise Broken(
                 "KV-1", f"request {bound.get(row)}, position {position}: slot {slot} holds what {wrote}", rows=(row,)
             )
+
+
+class WindowStamps:
+    """The pretended buffer of the window layers: content stamps, written and read through rows and map."""
+
+    def __init__(self, num_slots: int, page_size: int) -> None:
+        self.written = np.zeros(num_slots, dtype=np.int64)
+        self.page_size = page_size
+
+    def write(self, content: NDArray[np.int64], slots: NDArray[Any], pairs: NDArray[np.int64]) -> None:
+        """Stamp the window slots of these slots."""
+        self.written[self._through(slots.astype(np.int64), pairs)] = content
+
+    def check(self, stamps: Stamps, state: Snapshot) -> None:
+        """Every live position that has a window page holds in it what is expected in its slot."""
+        slots = state.slots.astype(np.int64) * stamps.live
+        window_slots = self._through(slots, state.maps["window"])
+        wrong = (window_slots >= self.page_size) & (self.written[window_slots] != stamps.expected[:, :, 0])
+        if wrong.any():
+            row, position = (int(i[0]) for i in np.nonzero(wrong))
+            slot = int(window_slots[row, position])
+            what = (
+                f"request {state.bound.get(row)}, position {position}: window slot {slot} holds what another one wrote"
+            )
+            raise Broken("KV-10", what, rows=(row,))
+
+    def _through(self, slots: NDArray[np.int64], pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The window slot of each slot; one of the padding page where there is none."""
+        size, (mapped, target) = self.page_size, pairs
+        pages = slots // size
+        table = np.zeros(max(int(pages.max(initial=0)), int(mapped.max(initial=0))) + 1, dtype=np.int64)
+        table[mapped] = target
+        window_slots: NDArray[np.int64] = table[pages] * size + slots % size
+        return window_slots

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from .configuration import Configuration
+from .configurations import CHOICES, configuration
 from .reach import Reach
 from .runner import Runner
 from .soak import propose
@@ -179,3 +180,16 @@ def test_the_checker_takes_what_the_soak_proposes(monkeypatch: pytest.MonkeyPatc
     runner.finish()
     assert reach.operations["bad_call"]["refused"] > 30
     assert reach.states["short of rows"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_checker_takes_it_on_every_kind_of_configuration(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of every kind, prefix caches, free groups, leases."""
+    monkeypatch.setattr("kvcore.stateful.touched.RECOUNT_EVERY", 40)
+    random = Random(seed)
+    for _ in range(12):
+        config = configuration("engine", *(random.randrange(CHOICES) for _ in range(3)))
+        runner = Runner(config, KvcoreEngine, Reach(), TouchedChecker)
+        for _ in range(120):
+            runner.step(propose(runner.ledger, "engine", random))
+        runner.finish()

@@ -13,6 +13,7 @@ next recount; a recount covers the whole table, stale entries too.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,6 +62,9 @@ class TouchedChecker:
         self.owner = np.zeros(slots, dtype=np.int64)
         self.row_of: dict[int, int] = {}
         self.read: dict[tuple[int, int, int], Int64] = {}
+        self.window: Int64 | None = None  # what was written into the window pool's slots
+        if ledger.pools.window is not None:
+            self.window = np.zeros((ledger.pools.window.num_pages + 1) * ledger.config.page_size, dtype=np.int64)
         self.state_before = state
         self.since_recount = 0
 
@@ -73,6 +77,9 @@ class TouchedChecker:
                 self._read_back(number, 0)
         elif isinstance(operation, ReleaseOverallocated):
             self._read_back(operation.request, self.ledger.live[operation.request].committed)
+        elif isinstance(verdict, Legal) and verdict.gives_up and self.ledger.pools.is_pure:
+            for number, begin, _ in verdict.gives_up:
+                self._read_back(number, begin)
         elif isinstance(operation, Checkpoint):
             self._read_back(operation.request, self.ledger.live[operation.request].protected)
 
@@ -89,6 +96,11 @@ class TouchedChecker:
             self._row(request)
             slots = self.read[request, start, end] = self.subject.row(request, start, end)
         return slots
+
+    def read_map(self, pages: Sequence[int]) -> list[int]:
+        """The window page of each page."""
+        found: list[int] = self.subject.window_pages(pages) if pages else []
+        return found
 
     def unchanged(self, operation: Operation) -> None:
         """After a refusal: bit for bit as before (KV-7)."""
@@ -115,7 +127,7 @@ class TouchedChecker:
             self._record(operation, number)
         self._share(operation)
         self._counts(operation)
-        self._stamp(grown)
+        self._stamp(grown, verdict.window_from or 0)
         self.since_recount += 1
         if self.since_recount == RECOUNT_EVERY:
             self._recount(operation.name)
@@ -149,10 +161,11 @@ class TouchedChecker:
                 raise Broken("KV-4", f"after {operation.name}: {message}", rows=(row,))
 
     def _counts(self, operation: Operation) -> None:
-        """As many tokens are free as the ledger expects; the recount looks at the list itself."""
+        """As many tokens are free as the ledger expects, in each pool; the recount looks at the lists themselves."""
         clause = "KV-8" if operation.name in GIVES_BACK else "KV-5"
         self.checks[clause] += 1
-        available, expected = self.subject.available(), self.ledger.pages.free * self.ledger.config.page_size
+        size, available = self.ledger.config.page_size, self.subject.available()
+        expected = [pool.free * size for pool in self.ledger.pools.all()]
         if available != expected:
             raise Broken(clause, f"after {operation.name}: {available} tokens are free, should be {expected}")
 
@@ -171,18 +184,30 @@ class TouchedChecker:
             self.table[row, start:end] = slots
             self._same_marks(number, start, slots, row)
 
-    def _stamp(self, grown: list[Growth]) -> None:
-        """Write the marks of the new positions through their slots."""
+    def _stamp(self, grown: list[Growth], window_from: int) -> None:
+        """Write the marks of the new positions through their slots, and through the map."""
         for growth in grown:
             number, start, end = growth.request, growth.start, growth.end
             slots = self.read_row(number, start, end)
             self.table[self.row_of[number], start:end] = slots
             self.content[slots] = contents(self.ledger.live[number].text, start, end)
             self.owner[slots] = number
+            if self.window is not None and end > window_from:
+                through = slots[max(window_from - start, 0) :]
+                self.window[self._through(through)] = self.content[through]
+
+    def _through(self, slots: Int64) -> Int64:
+        """The window slots of these slots, as the ledger's map has them; slot 0 where there is none."""
+        size, pages = self.ledger.config.page_size, slots // self.ledger.config.page_size
+        edges = np.flatnonzero(np.diff(pages, prepend=-1))
+        window_pages = [self.ledger.pools.map.get(page, 0) for page in pages[edges].tolist()]
+        spread = np.repeat(np.array(window_pages, dtype=np.int64), np.diff(edges, append=len(pages)))
+        return np.where(spread > 0, spread * size + slots % size, 0)
 
     def _read_back(self, request: int, start: int) -> None:
         """Positions from `start` on, through the row, before they are given back."""
         row, held = self._row(request), self.ledger.live[request]
+        start = max(start, held.cursor) if self.ledger.pools.is_pure and held.cursor > held.protected else start
         for begin, end in ((start, held.hole[0]), (max(start, held.hole[1]), held.allocated)):  # not in an open hole
             if begin < end:
                 slots = self.subject.row(request, begin, end)
@@ -202,6 +227,13 @@ class TouchedChecker:
         wrong = self.content[slots] != contents(held.text, start, end)
         own = max(held.protected - start, 0)
         wrong[own:] |= self.owner[slots[own:]] != request  # before that it is whoever wrote it for the cache
+        if self.window is not None:
+            through = self._through(slots)
+            lost = (through > 0) & (self.window[through] != self.content[slots])
+            if lost.any():
+                at = start + int(lost.argmax())
+                what = "its window slot holds what another one wrote"
+                raise Broken("KV-10", f"request {request}, position {at}: {what}", rows=(row,))
         if wrong.any():
             at = int(wrong.argmax())
             message = f"slot {slots[at]} holds what request {self.owner[slots[at]]} wrote"
@@ -212,13 +244,14 @@ class TouchedChecker:
         self.since_recount = 0
         self.checks.update((*_TOUCHED, "KV-13"))
         state, live, said = self.subject.snapshot(), self.ledger.live, f"at the recount after {name}"
-        bound = {self.row_of[number]: number for number in live}
+        bound = {self._row(number): number for number in live}
         if state.bound != bound:
             raise Broken("KV-4", f"{said}: rows are bound as {state.bound}, should be {bound}")
         records = np.zeros_like(state.records[:-1])
         for row, number in bound.items():
             held = live[number]
-            records[:, row] = held.protected, held.committed, held.allocated, 0, 0, *held.hole
+            lens = held.protected, held.committed, held.allocated
+            records[:, row] = *lens, held.cursor, held.floor, *held.hole
         for row in np.flatnonzero((records != state.records[:-1]).any(axis=0)).tolist():
             raise Broken("KV-4", f"{said}: row {row} has the record {state.record(row)}", rows=(row,))
         violations = audit(state)
@@ -234,9 +267,13 @@ class TouchedChecker:
         for violation in violations:
             raise Broken(violation.clause, f"{said}: {violation.message}", violation.pages, violation.rows)
         self._recount_cache(state, said)
-        (pool,) = state.pools.values()
-        if not self.ledger.pages.are_exactly_free(np.concatenate((pool.free, pool.staged, pool.queued))):
-            raise Broken("KV-1", f"{said}: the free pages are others than the ledger's")
+        for ledger, (name, pool) in zip(self.ledger.pools.all(), state.pools.items(), strict=True):
+            if not ledger.agree(pool):
+                raise Broken("KV-1", f"{said}: the free pages of pool {name} are others than the ledger's")
+        if self.window is not None:
+            mapped, target = state.maps["window"]
+            if dict(zip(mapped.tolist(), target.tolist(), strict=True)) != self.ledger.pools.map:
+                raise Broken("KV-10", f"{said}: the map is another than the ledger's")
         for number in bound.values():
             self._read_back(number, 0)
 

@@ -24,13 +24,18 @@ class Growth(NamedTuple):
 
 class Legal(NamedTuple):
     """The call has to succeed. `pages` is its exact demand, `returns` the number of slots it returns (None: nothing);
-    `touched` are requests that it changes without lengthening them; `hits` the cached pages that each new one hits."""
+    `touched` are requests that it changes without lengthening them; `hits` the cached pages that each new one hits.
+    window_pages: its demand on the window pool, from position `window_from` on where that is said; `gives_up`: what
+    lies behind the windows of its requests and goes first, as (request, from, to)."""
 
     growth: tuple[Growth, ...] = ()
     pages: int = 0
     returns: int | None = None
     touched: tuple[int, ...] = ()
     hits: tuple[tuple[Text, list[Any]], ...] = ()
+    window_pages: int = 0
+    window_from: int | None = None
+    gives_up: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +100,17 @@ class Broken(AssertionError):
 @dataclass(slots=True)
 class Held:
     """What the ledger knows of a request: its text, lengths in tokens, its page at each page index (0 in an open
-    hole), and the cached pages that it holds."""
+    hole and for what a pure window has given up), and the cached pages that it holds, whose window from `window_first`
+    on."""
 
     number: int
     protected: int = 0
     committed: int = 0
     allocated: int = 0
     hole: tuple[int, int] = (0, 0)
+    cursor: int = 0
+    floor: int = 0
+    window_first: int = 0
     pages: list[int] = field(default_factory=list)
     shared: list[Any] = field(default_factory=list)
     text: Text = NO_TEXT

@@ -14,32 +14,31 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ... import allocation, caching, preallocation, release
+from ... import allocation, caching, leases, preallocation, release, window_eviction
 from ...allocators.paged import PagedAllocator
 from ...config import PAGE_SIZES
 from ...contract import CONTRACT
 from ...manager import Batch, KVCacheManager
 from ...records import FIELDS, Req
-from ...snapshots import PoolState, Snapshot, snapshot
+from ...snapshots import Snapshot, pool_state, snapshot
+from ..books import Recent
 from ..configuration import Configuration
-from ..ledger import Recent
 from .protocol import Capabilities, Tokens
 
 Int64 = NDArray[np.int64]
 Guard = Callable[[], AbstractContextManager[Any]]
 
 _WHY_NOT = {
-    "KV-10": "has no window and no device map yet",
-    "KV-11": "has no free groups yet",
     "KV-12": "asked of lockstep subjects only",
     "KV-14": "asked in kernel lanes only",
-    "KV-16": "has no leases yet",
 }
 _SLOTS_ONLY = {
     "KV-3": "rows are asked at the engine level",
     "KV-4": "records are asked at the engine level",
     "KV-9": "the prefix cache is asked at the engine level",
+    "KV-10": "maps are asked at the engine level",
     "KV-13": "rows are asked at the engine level",
+    "KV-16": "leases are asked at the engine level",
 }
 
 
@@ -58,6 +57,7 @@ class KvcoreEngine:
         self.manager = KVCacheManager(config)
         self.reqs: dict[int, Req] = {}
         self.batches: Recent[Batch] = Recent()
+        self.leases: dict[int, leases.Lease] = {}
 
     def extend(
         self, requests: Sequence[int], seq_lens: Sequence[int], tokens: Sequence[Tokens], salts: Sequence[int]
@@ -102,12 +102,14 @@ class KvcoreEngine:
         with self.guard():
             release.retract(self.manager, [self._req(number) for number in requests])
 
-    def prealloc(self, request: int, fill_len: int, total_prefix_len: int, tokens: Tokens, salt: int) -> Int64:
+    def prealloc(
+        self, request: int, fill_len: int, total_prefix_len: int, swa_tail_len: int, tokens: Tokens, salt: int
+    ) -> Int64:
         req = self._told(request, tokens, salt)
-        total = None if total_prefix_len == -1 else total_prefix_len
+        total, tail = (None if given == -1 else given for given in (total_prefix_len, swa_tail_len))
         with self.guard():
             slots = preallocation.alloc_for_decode_prealloc(
-                self.manager, req, fill_len=fill_len, total_prefix_len=total
+                self.manager, req, fill_len=fill_len, total_prefix_len=total, swa_tail_len=tail
             )
         return slots.cpu().numpy()
 
@@ -130,6 +132,31 @@ class KvcoreEngine:
         req = self._told(request, tokens, salt)
         return caching.peek_prefix(self.manager, req)
 
+    def window_evict(self, requests: Sequence[int], kept: bool) -> int:
+        batch = self._batch(requests, kept)
+        with self.guard():
+            return window_eviction.evict_window(self.manager, batch)
+
+    def lease(self, lease: int, requests: Sequence[int], kept: bool) -> None:
+        batch = self._batch(requests, kept)
+        with self.guard():
+            self.leases[lease] = leases.begin_lease(self.manager, batch)
+
+    def retire(self, lease: int) -> None:
+        with self.guard():
+            leases.retire(self.manager, self.leases[lease])
+
+    def late_result(self, lease: int, accepted: Sequence[int]) -> list[bool]:
+        settled: list[bool] = leases.late_result(self.manager, self.leases[lease], accepted).tolist()
+        return settled
+
+    def free_group_begin(self) -> None:
+        self.manager.free_group_begin()
+
+    def free_group_end(self) -> None:
+        with self.guard():
+            self.manager.free_group_end()
+
     def row_of(self, request: int) -> int:
         return self._req(request).kv.req_pool_idx or 0
 
@@ -142,8 +169,12 @@ class KvcoreEngine:
         protected, committed, allocated = records.table[:3, row].tolist()
         return protected, committed, allocated
 
-    def available(self) -> int:
-        return self.manager.allocator.available_size()
+    def window_pages(self, pages: Sequence[int]) -> list[int]:
+        found: list[int] = self.manager.window_map[torch.tensor(pages, dtype=torch.int64)].cpu().tolist()
+        return found
+
+    def available(self) -> list[int]:
+        return [allocator.available_size() for allocator in self.manager.allocators.values()]
 
     def snapshot(self) -> Snapshot:
         return snapshot(self.manager)
@@ -178,7 +209,9 @@ class KvcoreSlots:
     def __init__(self, config: Configuration) -> None:
         self.config = config
         self.guard: Guard = nullcontext
-        self.allocator = PagedAllocator(config.num_pages, config.page_size, config.device, config.is_checked)
+        self.allocator = PagedAllocator(
+            config.num_pages, config.page_size, config.device, config.is_checked, need_sort=config.need_sort
+        )
 
     def alloc(self, need_size: int) -> Int64:
         with self.guard():
@@ -208,14 +241,20 @@ class KvcoreSlots:
     def clear(self) -> None:
         self.allocator.clear()
 
-    def available(self) -> int:
-        return self.allocator.available_size()
+    def free_group_begin(self) -> None:
+        self.allocator.free_group_begin()
+
+    def free_group_end(self) -> None:
+        with self.guard():
+            self.allocator.free_group_end()
+
+    def available(self) -> list[int]:
+        return [self.allocator.available_size()]
 
     def snapshot(self) -> Snapshot:
         config = self.config
-        free = self.allocator.free_list.live.cpu().numpy().copy()
         nothing = np.zeros((len(FIELDS), 1), dtype=np.int64)
-        pools = {self.allocator.pool: PoolState(config.num_pages, free)}
+        pools = {self.allocator.pool: pool_state(self.allocator)}
         return Snapshot(config.page_size, config.context_len, pools, {}, (), nothing, np.zeros((1, 1), dtype=np.int32))
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:

@@ -87,8 +87,8 @@ class _Lockstep:
         state: Snapshot = mine
         return state
 
-    def available(self) -> int:
-        free: int = self._both("available")
+    def available(self) -> list[int]:
+        free: list[int] = self._both("available")
         return free
 
 
@@ -141,6 +141,30 @@ class LockstepEngine(_Lockstep):
         hit: int = self._both("peek", *call)
         return hit
 
+    def window_evict(self, *call: Any) -> int:
+        gave: int = self._both("window_evict", *call)
+        return gave
+
+    def lease(self, *call: Any) -> None:
+        self._both("lease", *call)
+
+    def retire(self, lease: int) -> None:
+        self._both("retire", lease)
+
+    def late_result(self, *call: Any) -> list[bool]:
+        settled: list[bool] = self._both("late_result", *call)
+        return settled
+
+    def free_group_begin(self) -> None:
+        self._both("free_group_begin")
+
+    def free_group_end(self) -> None:
+        self._both("free_group_end")
+
+    def window_pages(self, pages: Any) -> list[int]:
+        found: list[int] = self._both("window_pages", pages)
+        return found
+
     def row_of(self, request: int) -> int:
         row: int = self._both("row_of", request)
         return row
@@ -180,6 +204,12 @@ class LockstepSlots(_Lockstep):
 
     def clear(self) -> None:
         self._both("clear")
+
+    def free_group_begin(self) -> None:
+        self._both("free_group_begin")
+
+    def free_group_end(self) -> None:
+        self._both("free_group_end")
 
 
 def lockstep(config: Configuration) -> LockstepEngine | LockstepSlots:

@@ -44,8 +44,8 @@ class Subject(Protocol):
 
     def snapshot(self) -> Snapshot: ...
 
-    def available(self) -> int:
-        """Free tokens as the allocator counts them."""
+    def available(self) -> list[int]:
+        """Free tokens of each pool as the allocator counts them, in the order of the snapshot's pools."""
 
 
 class Engine(Subject, Protocol):
@@ -64,8 +64,10 @@ class Engine(Subject, Protocol):
     def release_overallocated(self, request: int) -> int: ...
     def release(self, requests: Sequence[int], checkpoint: bool, tokens: Sequence[Tokens]) -> None: ...
     def retract(self, requests: Sequence[int]) -> None: ...
-    def prealloc(self, request: int, fill_len: int, total_prefix_len: int, tokens: Tokens, salt: int) -> Int64:
-        """total_prefix_len -1: what the prefix cache hits."""
+    def prealloc(
+        self, request: int, fill_len: int, total_prefix_len: int, swa_tail_len: int, tokens: Tokens, salt: int
+    ) -> Int64:
+        """total_prefix_len -1: what the prefix cache hits; swa_tail_len -1: window pages for all."""
 
     def fill_hole(self, request: int) -> Int64: ...
     def checkpoint(self, request: int, tokens: Tokens) -> None: ...
@@ -75,6 +77,19 @@ class Engine(Subject, Protocol):
     def peek(self, request: int, tokens: Tokens, salt: int) -> int:
         """Tokens that an extend of the request, which holds no row, would hit now."""
 
+    def window_evict(self, requests: Sequence[int], kept: bool) -> int:
+        """The tokens that the windows gave up."""
+
+    def lease(self, lease: int, requests: Sequence[int], kept: bool) -> None:
+        """`lease` is a number that the subject keeps the lease under, also once it is retired."""
+
+    def retire(self, lease: int) -> None: ...
+    def late_result(self, lease: int, accepted: Sequence[int]) -> list[bool]:
+        """Whose tokens were settled."""
+
+    def free_group_begin(self) -> None: ...
+    def free_group_end(self) -> None: ...
+
     def row_of(self, request: int) -> int:
         """The request's row, 0 without one."""
 
@@ -83,6 +98,9 @@ class Engine(Subject, Protocol):
 
     def lengths(self, request: int) -> tuple[int, int, int]:
         """Protected, committed and allocated tokens of the request, as the subject's record says."""
+
+    def window_pages(self, pages: Sequence[int]) -> list[int]:
+        """The window page of each page, 0 for none."""
 
 
 class SlotAllocator(Subject, Protocol):
@@ -94,6 +112,8 @@ class SlotAllocator(Subject, Protocol):
     def free(self, slots: Sequence[int]) -> None: ...
     def free_segment(self, slots: Sequence[int], start_pos: int) -> None: ...
     def clear(self) -> None: ...
+    def free_group_begin(self) -> None: ...
+    def free_group_end(self) -> None: ...
 
 
 Factory = Callable[[Configuration], Any]
