@@ -179,12 +179,13 @@ class Books:
         if window is not None and verdict.window_pages > window.free:
             assert isinstance(self.cache, WindowPrefixes)
             self.pools.drop_window(self.cache.evict_window(verdict.window_pages - window.free))
-        size = self.config.page_size
+        size, drafted = self.config.page_size, isinstance(operation, (SpecReserve, Commit, LateResult))
         for growth in verdict.growth:
-            held = self.live[growth.request]
-            self.pages.grow(held, growth.start, growth.end, read.read_row(growth.request, growth.start, growth.end))
-            held.committed, held.allocated = growth.committed, max(held.allocated, growth.end)
-            held.drafted = isinstance(operation, (SpecReserve, Commit, LateResult))
+            number, start, end, committed = growth
+            held = self.live[number]
+            if end > start:
+                self.pages.grow(held, start, end, read.read_row(number, start, end))
+            held.committed, held.allocated, held.drafted = committed, max(held.allocated, end), drafted
             if window is not None:
                 begin = max(growth.start, verdict.window_from or 0)
                 pages = held.pages[-(-begin // size) : -(-growth.end // size)]

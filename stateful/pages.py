@@ -68,15 +68,14 @@ class PageLedger:
         if start == end:
             return
         first_new = -(-start // size)
-        new = slots[first_new * size - start :: size] // size
-        at = first_new
-        for page in new.tolist():
-            self.take(held, page)
-            if at == len(held.pages):
-                held.pages.append(page)
-            else:
-                held.pages[at] = page
-            at += 1
+        new = (slots[first_new * size - start :: size] // size).tolist()
+        if len(new) > FEW and len(set(new)) == len(new) and self.unheld.issuperset(new):
+            self.owner.update(dict.fromkeys(new, held.number))
+            self.unheld.difference_update(new)
+        else:
+            for page in new:
+                self.take(held, page)
+        held.pages[first_new : first_new + len(new)] = new
         expected: Sequence[int] | Int64
         if end - start <= FEW:
             pages = held.pages
