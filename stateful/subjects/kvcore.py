@@ -97,6 +97,8 @@ class KvcoreEngine:
             req.token_ids = known
         with self.guard():
             release.release_kv_cache(self.manager, reqs, checkpoint=checkpoint)
+        for req in reqs:
+            req.token_ids = ()  # those of a whole trace would fill the memory
 
     def retract(self, requests: Sequence[int]) -> None:
         with self.guard():
