@@ -38,6 +38,7 @@ def minimize(failure: Failure, factory: Callable[[Configuration], Any], *, secon
         before = (best.config, best.operations)
         best = _fewer_requests(best, attempt)
         best = _fewer_operations(best, attempt)
+        best = _fewer_pairs(best, attempt)
         best = _simpler_operations(best, attempt)
         best = _simpler_configuration(best, attempt)
         best = _fewer_operations_in_less_room(best, attempt)
@@ -106,6 +107,23 @@ def _fewer_operations(best: Failure, attempt: Try) -> Failure:
         if size == 1:
             return best
         size //= 2
+
+
+PAIRS_UP_TO = 24
+"""Operations of a sequence whose pairs are tried: at most 276, of a few steps each."""
+
+
+def _fewer_pairs(best: Failure, attempt: Try) -> Failure:
+    """Two operations less at once, wherever they stand: a begin and its end, what takes and what makes room."""
+    second = len(best.operations) - 1
+    while second > 0 and len(best.operations) <= PAIRS_UP_TO:
+        for first in range(second - 1, -1, -1):
+            kept = [operation for i, operation in enumerate(best.operations) if i not in (first, second)]
+            if found := attempt(best.config, tuple(kept)):
+                best = found
+                break
+        second = min(second, len(best.operations)) - 1
+    return best
 
 
 def _simpler_operations(best: Failure, attempt: Try) -> Failure:

@@ -34,8 +34,8 @@ class a_set_freed_in_pieces(KvcoreSlots):
     def free(self, slots: Sequence[int]) -> None:
         pages = [torch.unique(self._tensor(part) // self.config.page_size) for part in (slots[:1], slots[1:])]
         for part in pages:
-            if len(part) <= self.allocator.free_list.head:
-                self.allocator.free_list.push(part)
+            if len(part) <= self.allocator.free_list.head - self.allocator.free_list.staged:
+                self.allocator._push(part)
 
 
 @enter("none known", "KV-8")
