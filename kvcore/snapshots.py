@@ -8,7 +8,7 @@ assert snapshot(manager) == before        # what "a refused call changes nothing
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
@@ -128,19 +128,20 @@ def snapshot(manager: KVCacheManager) -> Snapshot:
 
 def _pool_of(manager: KVCacheManager, allocator: PagedAllocator) -> PoolState:
     waiting = [item.pages for item in manager.leases.quarantine if item.pool == allocator.pool]
-    return replace(pool_state(allocator), quarantined=_joined(waiting))
+    return pool_state(allocator, _joined(waiting))
 
 
-def pool_state(allocator: PagedAllocator) -> PoolState:
+def pool_state(allocator: PagedAllocator, quarantined: Int64 = _NONE) -> PoolState:
     """The free pages of an allocator, copied to the host."""
     free_list = allocator.free_list
     ids = _to_host(free_list.ids)
     staged = ids[: free_list.staged].copy() if free_list.staged else _NONE
-    return PoolState(allocator.num_pages, ids[free_list.head :].copy(), staged, _joined(allocator.queued or []))
+    queued = _joined(allocator.queued) if allocator.queued else _NONE
+    return PoolState(allocator.num_pages, ids[free_list.head :].copy(), staged, queued, quarantined)
 
 
 def _joined(parts: list[torch.Tensor]) -> Int64:
-    return _to_host(torch.cat(parts)).copy() if parts else _NONE
+    return _to_host(torch.cat(parts)) if parts else _NONE
 
 
 def _maps_of(manager: KVCacheManager) -> dict[str, Int64]:
@@ -169,31 +170,26 @@ def _cache_of(manager: KVCacheManager) -> tuple[Int64, tuple[tuple[int, ...], ..
     nodes = list(tree.nodes())
     if not nodes:
         return table, ()
-    pages = _to_host(torch.cat([node.pages for _, node in nodes]))
-    size, at = manager.page_size, 0
+    pages, size = _joined([node.pages for _, node in nodes]), manager.page_size
     ends: dict[int, tuple[int, int]] = {}  # of each node: the tokens that it ends at, and its last page
-    per_node, first_parents, firsts = [], [], []
-    for _, node in nodes:
+    per_node, at, last = [], 0, pages.tolist()
+    for extra_key, node in nodes:
+        count = len(node)
         begin, parent = ends.get(id(node.parent), (0, 0))
-        at += len(node)
-        ends[id(node)] = begin + len(node) * size, int(pages[at - 1])
-        first_parents.append(parent)
-        firsts.append(begin)
-        per_node.append((len(node), node.locks, node.last_use, node.hits, node.born, 0, node.window_locks))
+        salted = digest_of_extra_key(extra_key)
+        lives = (begin - at * size, salted, node.locks, node.last_use, node.hits, node.born, node.dead + at)
+        per_node.append((count, at, parent, node.window_locks, *lives))
+        at += count
+        ends[id(node)] = begin + count * size, last[at - 1]
     columns = np.array(per_node, dtype=np.int64).T
-    counts = columns[0]
-    start = np.cumsum(counts) - counts
+    first, number = columns[1], np.arange(len(pages))
+    _, _, _, window_locks, begin_of, salt, *history, dead = np.repeat(columns, columns[0], axis=1)
     parents = np.concatenate((pages[:1], pages[:-1]))
-    parents[start] = first_parents
-    end = np.repeat(np.array(firsts) - start * size, counts) + np.arange(1, len(pages) + 1) * size
-    digests = digests_of([node.key for _, node in nodes])
-    digests += np.repeat([digest_of_extra_key(extra_key) for extra_key, _ in nodes], counts)
-    table[:3, pages] = end, parents, digests
-    table[3:, pages] = np.repeat(columns[1:], counts, axis=1)
-    if any(node.dead for _, node in nodes):
-        dead = np.repeat([node.dead for _, node in nodes], counts)
-        table[7, pages] = np.arange(len(pages)) - np.repeat(start, counts) < dead
-    return table, tuple(sorted((int(pages[s]), *row[:1]) for s, row in zip(start.tolist(), per_node, strict=True)))
+    parents[first] = columns[2]
+    digests = digests_of([node.key for _, node in nodes]) + salt
+    end = begin_of + (number + 1) * size
+    table[:, pages] = (end, parents, digests, *history, number < dead, window_locks)
+    return table, tuple(sorted(zip(pages[first].tolist(), columns[0].tolist(), strict=True)))
 
 
 def digests_of(keys: Sequence[NDArray[Any]]) -> Int64:

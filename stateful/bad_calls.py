@@ -85,9 +85,11 @@ def _engine(ledger: Ledger, many: int, much: int) -> Iterator[tuple[str, Operati
         length = min(limit, ledger.config.page_size + 1)
         yield "prealloc_with_a_tail_off_the_page", Prealloc(new, length, swa_tail_len=length - 1)
     yield "group_that_is_open_or_is_not", FreeGroupBegin() if ledger.pages.group_open else FreeGroupEnd()
-    if ledger.last_retired:
-        yield "retire_twice", Retire(ledger.last_retired)
-        yield "result_of_a_retired_lease", LateResult(ledger.last_retired, ())
+    if ledger.retired:
+        gone = max(ledger.retired)
+        yield "retire_twice", Retire(gone)
+        yield "result_of_a_retired_lease", LateResult(gone, ())
+    yield "retire_what_is_no_lease", Retire(ledger.last_lease + 1)
     for number, lease in ledger.pools.leases.items():
         yield "result_with_counts_that_disagree", LateResult(number, (*(0 for _ in lease.requests), 0))
         yield "result_with_a_negative_count", LateResult(number, tuple(-1 for _ in lease.requests))

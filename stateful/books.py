@@ -87,7 +87,8 @@ class Books:
         self.told: deque[tuple[Text, int]] = deque(maxlen=12)
         self.highest = 0  # the highest number that any request has had
         self.last_gone = 0  # the request released last
-        self.last_lease = self.last_retired = 0
+        self.last_lease = 0
+        self.retired: set[int] = set()  # leases
         self.binds = 0
         self.batches: Recent[tuple[int, ...]] = Recent()  # requests -> which binding each of them had
         # What the last operation has done besides lengthening: (request, start, end) whose row entries are the cache's
@@ -136,15 +137,16 @@ class Books:
                 return self.apply(call, verdict, read)
             case Release(requests=requests) | Retract(requests=requests):
                 for number in requests:
-                    checkpoint = isinstance(operation, Release) and operation.checkpoint
-                    self._unbind(number, checkpoint, retracted=isinstance(operation, Retract))
+                    if isinstance(operation, Release) and operation.checkpoint:
+                        self._publish(self.live[number], operation.known)
+                    self._unbind(number, retracted=isinstance(operation, Retract))
             case ReleaseOverallocated(request=number):
                 held = self.live[number]
                 self._free(held, -(-held.committed // self.config.page_size))
                 held.allocated = held.committed
                 held.drafted = False
-            case Checkpoint(request=number):
-                self._publish(self.live[number])
+            case Checkpoint(request=number, known=known):
+                self._publish(self.live[number], known)
             case Evict(tokens=tokens):
                 pages = min(-(-tokens // self.config.page_size), self.cache.unlocked)
                 self._evict(pages)
@@ -209,11 +211,9 @@ class Books:
             held.hole = (held.protected, growth.start)
             held.pages += [0] * ((growth.start - held.protected) // self.config.page_size)
 
-    def _unbind(self, number: int, checkpoint: bool, *, retracted: bool) -> None:
+    def _unbind(self, number: int, *, retracted: bool) -> None:
         held = self.live[number]
         self.told.append((held.text, held.committed))
-        if checkpoint:
-            self._publish(held)
         self._free(held, max(held.protected, held.hole[1]) // self.config.page_size)
         del self.live[number]
         self.cache.release(held)
@@ -241,9 +241,10 @@ class Books:
                     self.pools.free_window(held, index, page)
                 self.pools.free(held, index, page)
 
-    def _publish(self, held: Held) -> None:
+    def _publish(self, held: Held, known: int) -> None:
+        """`known`: how many tokens more than committed are known; fewer where it is negative."""
         begin, size = held.protected, self.config.page_size
-        mine, tokens = list(held.pages), held.hole[0] if held.hole[1] else held.committed
+        mine, tokens = list(held.pages), held.hole[0] if held.hole[1] else min(held.committed, held.committed + known)
         if self.pools.is_pure and held.cursor > held.protected:
             return  # there is a gap in it
         if isinstance(self.cache, WindowPrefixes):
@@ -317,7 +318,7 @@ class Books:
     def _retire(self, number: int) -> None:
         lease = self.pools.leases[number]
         self.pools.retire(number)
-        self.last_retired = number
+        self.retired.add(number)
         for one, path in lease.shared.items():
             if isinstance(self.cache, WindowPrefixes):
                 self.cache.let_window_go(path[lease.window_first[one] :])

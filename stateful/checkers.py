@@ -24,7 +24,7 @@ from .ledger import Ledger
 from .operations import Operation
 from .pages import PageLedger
 from .slot_ledger import SlotLedger
-from .stamps import Stamps, WindowStamps, content_of, contents
+from .stamps import Stamps, content_of
 from .verdicts import Broken, Legal, Verdict
 
 Int64 = NDArray[np.int64]
@@ -91,10 +91,9 @@ class FullChecker(StateChecker):
         self.records = np.zeros_like(self.state.records[:-1])
         self.table = self.state.slots.copy()
         self.cache = self.state.cache.copy()
-        self.stamps = Stamps((ledger.config.num_pages + 1) * ledger.config.page_size, self.table.shape)
-        self.window_stamps: WindowStamps | None = None
-        if (window := ledger.pools.window) is not None:
-            self.window_stamps = WindowStamps((window.num_pages + 1) * window.page_size, window.page_size)
+        window = ledger.pools.window
+        window_pages = None if window is None else window.num_pages
+        self.stamps = Stamps(ledger.config.num_pages, ledger.config.page_size, self.table.shape, window_pages)
         self.since_audit = 0
 
     def read_row(self, request: int, start: int, end: int) -> Int64:
@@ -137,15 +136,8 @@ class FullChecker(StateChecker):
             if growth.end > growth.start:
                 row = self.row_of[growth.request]
                 slots = state.slots[row, growth.start : growth.end]
-                self.stamps.write(self.ledger.live[growth.request], row, growth.start, slots)
-        self.stamps.check(state.slots, state.bound)
-        if self.window_stamps is not None:
-            for growth in verdict.growth:
-                row, begin = self.row_of[growth.request], max(growth.start, verdict.window_from or 0)
-                if growth.end > begin:
-                    slots, text = state.slots[row, begin : growth.end], self.ledger.live[growth.request].text
-                    self.window_stamps.write(contents(text, begin, growth.end), slots, state.maps["window"])
-            self.window_stamps.check(self.stamps, state)
+                self.stamps.write(self.ledger.live[growth.request], row, growth.start, slots, books.map)
+        self.stamps.check(state)
 
     def _expect(self, verdict: Legal) -> None:
         """Move the expected state as the ledger has moved."""

@@ -43,6 +43,9 @@ from .operations import (
 from .slot_ledger import SlotLedger
 from .texts import Prompt
 
+KNOWN = (1, 1, 0, 5, 1, -1, 40, -3)
+"""How many tokens more than committed a request has when it is published."""
+
 LEASES = 3
 """Leases that are active at once, at most: steps overlap, they do not pile up."""
 
@@ -204,7 +207,7 @@ def _checkpoint(ledger: Ledger, who: int, many: int, much: int) -> Operation:
     # Those first that have something to publish.
     size, ready = ledger.config.page_size, whole(ledger)
     unpublished = [n for n in ready if ledger.live[n].committed - ledger.live[n].protected > size]
-    return Checkpoint(members(unpublished or ready, who, 0)[0])
+    return Checkpoint(members(unpublished or ready, who, 0)[0], KNOWN[much % len(KNOWN)])
 
 
 def _evict(ledger: Ledger, who: int, many: int, much: int) -> Operation:
@@ -244,7 +247,7 @@ def _release_overallocated(ledger: Ledger, who: int, many: int, much: int) -> Op
 
 
 def _release(ledger: Ledger, who: int, many: int, much: int) -> Operation:
-    return Release(members(list(ledger.live), who, many // 4), much % 4 != 0)
+    return Release(members(list(ledger.live), who, many // 4), much % 4 != 0, KNOWN[much // 4 % len(KNOWN)])
 
 
 def _retract(ledger: Ledger, who: int, many: int, much: int) -> Operation:

@@ -44,8 +44,8 @@ def configuration(
         return Configuration(
             page_size, num_pages, 1, context_len, device, need_sort=need_sort, checked=checked, level="slots"
         )
-    if max_requests >= 17:  # Room for batches of 17, each with a page or two.
-        num_pages = max(num_pages, 40)
+    if max_requests >= 17:  # Room for batches of 17, each with two pages or more.
+        num_pages = max(num_pages, 48)
     prefix_cache = "none" if (shape + pages) % 4 == 0 else "radix"
     return Configuration(
         page_size,
@@ -75,5 +75,5 @@ def _window(draw: int, page_size: int, num_pages: int, prefix_cache: str) -> Win
         return Window(size, kind="pure", interval=interval, floor=floor)
     if draw % 14 == 6 and prefix_cache == "none":
         return Window(size, kind="ring")
-    pool = (num_pages, max(num_pages // 2, 2), 2 * num_pages, max(num_pages - 1, 2), num_pages + 3)[draw % 5]
+    pool = (num_pages, max(num_pages * 3 // 4, 2), 2 * num_pages, max(num_pages - 1, 2), num_pages + 3)[draw % 5]
     return Window(size, pool, interval=interval, floor=floor)

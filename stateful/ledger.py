@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import BadArgument, DoubleFree, RowOverflow, StaleRow
+from ..errors import BadArgument, ContractError, DoubleFree, RowOverflow, StaleRow
 from .books import Books
 from .configuration import Configuration
 from .operations import (
@@ -93,7 +93,7 @@ class Ledger(Books):
             case Lease(requests=requests, kept=kept):
                 return self._bad_batch(requests, kept) or Legal()
             case Retire(lease=number):
-                return Legal() if number in self.pools.leases else Bad(DoubleFree, "lease", "KV-16")
+                return Legal() if number in self.pools.leases else self._no_lease(number, DoubleFree)
             case LateResult():
                 return self._late_result(operation)
             case FreeGroupBegin():
@@ -206,7 +206,7 @@ class Ledger(Books):
     def _late_result(self, op: LateResult) -> Verdict:
         lease = self.pools.leases.get(op.lease)
         if lease is None:
-            return Bad(BadArgument, "lease", "KV-16")
+            return self._no_lease(op.lease, BadArgument)
         if len(op.accepted) != len(lease.requests) or any(n < 0 for n in op.accepted):
             return Bad(BadArgument, "accepted")
         growth = []
@@ -219,6 +219,10 @@ class Ledger(Books):
         if any(to > self.config.context_len for _, _, _, to in growth):
             return Bad(RowOverflow, "accepted", "KV-4")
         return Legal(tuple(growth))
+
+    def _no_lease(self, number: int, retired: type[ContractError]) -> Bad:
+        """A lease that was retired, or none at all."""
+        return Bad(retired, "lease", "KV-16") if number in self.retired else Bad(BadArgument, "lease")
 
     def _window_evict(self, requests: Sequence[int]) -> Verdict:
         if any(self.live[number].hole[1] for number in requests):

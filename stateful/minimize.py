@@ -2,7 +2,7 @@
 
     small = minimize(failure, factory)
 
-Whole requests first, then operations, then their arguments, then the configuration, again and again until no single
+Whole requests first, then operations, then the configuration, then their arguments, again and again until no single
 step helps: no operation can be left out, no batch member, no number made smaller, no size of the configuration.
 """
 
@@ -39,8 +39,8 @@ def minimize(failure: Failure, factory: Callable[[Configuration], Any], *, secon
         best = _fewer_requests(best, attempt)
         best = _fewer_operations(best, attempt)
         best = _fewer_pairs(best, attempt)
-        best = _simpler_operations(best, attempt)
         best = _simpler_configuration(best, attempt)
+        best = _simpler_operations(best, attempt)
         best = _fewer_operations_in_less_room(best, attempt)
         if (best.config, best.operations) == before:
             return _renumbered(best, attempt)

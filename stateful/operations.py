@@ -70,10 +70,11 @@ class FillHole(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint(Operation):
-    """Publish the committed whole pages of a request that goes on."""
+    """Publish the committed whole pages of a request that goes on. `known`: see `Release`."""
 
     name: ClassVar[str] = "checkpoint"
     request: int
+    known: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +124,13 @@ class ReleaseOverallocated(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Release(Operation):
-    """Finish or abort requests. `checkpoint`: the prefix cache keeps what it can key."""
+    """Finish or abort requests. `checkpoint`: the prefix cache keeps what it can key. `known`: how many tokens more
+    than committed each has, as a step's result is known before its KV is there; fewer where it is negative."""
 
     name: ClassVar[str] = "release"
     requests: Numbers
     checkpoint: bool = False
+    known: int = 1
 
 
 @dataclass(frozen=True, slots=True)

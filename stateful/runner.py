@@ -212,8 +212,8 @@ class Runner:
                 return subject.commit(requests, accepted, kept)
             case ReleaseOverallocated(request):
                 return subject.release_overallocated(request)
-            case Release(requests, checkpoint):
-                return subject.release(requests, checkpoint, [self._tokens_of(number) for number in requests])
+            case Release(requests, checkpoint, more):
+                return subject.release(requests, checkpoint, [self._tokens_of(number, more) for number in requests])
             case Retract(requests):
                 return subject.retract(requests)
             case Prealloc(request, fill_len, total_prefix_len, tokens):
@@ -222,8 +222,8 @@ class Runner:
                 return subject.prealloc(request, fill_len, total_prefix_len, tail, known, text.salt)
             case FillHole(request):
                 return subject.fill_hole(request)
-            case Checkpoint(request):
-                return subject.checkpoint(request, self._tokens_of(request))
+            case Checkpoint(request, more):
+                return subject.checkpoint(request, self._tokens_of(request, more))
             case Evict(tokens):
                 return subject.evict(tokens)
             case WindowEvict(requests, kept):
@@ -240,10 +240,10 @@ class Runner:
                 return subject.free_group_end()
         raise TypeError(f"the engine level has no operation {operation.name}")
 
-    def _tokens_of(self, number: int) -> NDArray[np.int32]:
-        """As many tokens as a request has once it has committed so many: one more, whose KV is to come."""
+    def _tokens_of(self, number: int, more: int) -> NDArray[np.int32]:
+        """The tokens that a request has: so many more than committed."""
         held = self.ledger.get(number)
-        tokens: NDArray[np.int32] = held.text.tokens(held.committed + 1)
+        tokens: NDArray[np.int32] = held.text.tokens(max(held.committed + more, 0))
         return tokens
 
     def _call_slots(self, operation: Operation) -> Any:

@@ -27,20 +27,20 @@ EPISODE = 250
 many configurations get their turn (a fresh one costs about as much as ten operations)."""
 
 WEIGHTS = {
-    "extend": 22,
-    "decode": 24,
+    "extend": 32,
+    "decode": 28,
     "spec_reserve": 15,
     "commit": 16,
     "release_overallocated": 8,
     "release": 6,
     "retract": 3,
     "prealloc": 6,
-    "fill_hole": 16,
-    "checkpoint": 6,
+    "fill_hole": 22,
+    "checkpoint": 8,
     "evict": 2,
-    "window_evict": 3,
+    "window_evict": 10,
     "lease": 3,
-    "retire": 3,
+    "retire": 4,
     "late_result": 3,
     "free_group_begin": 1,
     "free_group_end": 6,
@@ -59,8 +59,10 @@ def propose(ledger: Any, level: str, random: Random) -> Operation:
     """The next operation: a kind that is possible now, by weight, with three draws."""
     names, possible, pick = _LEVELS[level]
     # A full pool refuses nearly everything; in two of five steps room is made at once.
-    relief = ledger.pages.free == 0 and ledger.live and random.random() < 0.4
-    name = ("release" if level == "engine" else "free") if relief else names[int(random.random() * len(names))]
+    if ledger.pages.free == 0 and ledger.live and random.random() < 0.4:
+        name = "free_group_end" if ledger.pages.group_open else "release" if level == "engine" else "free"
+    else:
+        name = names[int(random.random() * len(names))]
     while not possible[name](ledger):
         name = names[int(random.random() * len(names))]
     bits = random.getrandbits(18)

@@ -155,7 +155,8 @@ def test_refusals_are_held_to_their_kind() -> None:
 def test_what_overwrites_another_requests_slot_is_seen_in_the_content() -> None:
     runner = Runner(SMALL, kvcore)
     runner.step(Extend((1, 2), (6, 3)))
-    runner.checker.stamps.written[4] = runner.checker.stamps.written[12]
+    stamps = runner.checker.stamps
+    stamps.mark[4], stamps.owner[4] = stamps.mark[12], stamps.owner[12]
     with pytest.raises(Broken, match="holds what request 2 wrote") as caught:
         runner.step(Decode((2,)))
     assert caught.value.clause == "KV-1"

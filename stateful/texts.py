@@ -96,6 +96,7 @@ class Texts:
 
     def make(self, number: int, prompt: Prompt = (), salt: int = 0) -> Text:
         """The text of request `number`: its prompt, then its own tokens."""
+        salt = int(salt)  # a flag counts as a number: equal keys have to read alike
         recent = self._recent.get(number)
         if recent is not None and recent[0] == prompt and recent[1] == salt:
             return recent[2]

@@ -57,7 +57,7 @@ class KvcoreEngine:
         self.manager = KVCacheManager(config)
         self.reqs: dict[int, Req] = {}
         self.batches: Recent[Batch] = Recent()
-        self.leases: dict[int, leases.Lease] = {}
+        self.leases: dict[int, Any] = {}  # a number that is none gives None, which is no lease
 
     def extend(
         self, requests: Sequence[int], seq_lens: Sequence[int], tokens: Sequence[Tokens], salts: Sequence[int]
@@ -146,10 +146,10 @@ class KvcoreEngine:
 
     def retire(self, lease: int) -> None:
         with self.guard():
-            leases.retire(self.manager, self.leases[lease])
+            leases.retire(self.manager, self.leases.get(lease))
 
     def late_result(self, lease: int, accepted: Sequence[int]) -> list[bool]:
-        settled: list[bool] = leases.late_result(self.manager, self.leases[lease], accepted).tolist()
+        settled: list[bool] = leases.late_result(self.manager, self.leases.get(lease), accepted).tolist()
         return settled
 
     def free_group_begin(self) -> None:
