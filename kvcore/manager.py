@@ -54,13 +54,20 @@ class KVCacheManager:
 
     def free_group_begin(self) -> None:
         """From here on, what any path frees is queued, and nothing is reclaimable. A second begin is refused."""
+        self._require_groups(False)
         for allocator in self.allocators.values():
             allocator.free_group_begin()
 
     def free_group_end(self) -> None:
         """Close the group: what was freed in it is available. An end without a begin is refused."""
+        self._require_groups(True)
         for allocator in self.allocators.values():
             allocator.free_group_end()
+
+    def _require_groups(self, is_open: bool) -> None:
+        # Of every pool before any changes: one of them alone may have been opened.
+        for allocator in self.allocators.values():
+            allocator.require_group(is_open)
 
     def evict(self, pages: int) -> None:
         """Evict exactly `pages` <= evictable pages of the prefix cache, and the window pages that go with them."""

@@ -132,17 +132,21 @@ class PagedAllocator:
 
     def free_group_begin(self) -> None:
         """From here on, what is freed is queued, and available when the group closes. A second begin is refused."""
-        if self.queued is not None:
-            raise BadArgument("KV-11", "free_group", "is open already; groups do not nest")
+        self.require_group(False)
         self.queued = []
 
     def free_group_end(self) -> None:
         """Close the group: what was freed in it is available. An end without a begin is refused."""
-        if self.queued is None:
-            raise BadArgument("KV-11", "free_group", "is not open")
+        self.require_group(True)
         queued, self.queued = self.queued, None
         if queued:
             self.free_list.push(torch.cat(queued))
+
+    def require_group(self, is_open: bool) -> None:
+        """BadArgument unless a free group is open, or unless none is."""
+        if is_open != (self.queued is not None):
+            wrong = "is not open" if is_open else "is open already; groups do not nest"
+            raise BadArgument("KV-11", "free_group", wrong)
 
     def clear(self) -> None:
         """Take everything back: all pages free, in ascending order. An open group stays open, with nothing queued."""
