@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from contextlib import suppress
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from ..errors import KVCacheError
@@ -42,6 +43,7 @@ def minimize(failure: Failure, factory: Callable[[Configuration], Any], *, secon
         best = _simpler_configuration(best, attempt)
         best = _simpler_operations(best, attempt)
         best = _fewer_operations_in_less_room(best, attempt)
+        best = _fewer_requests_in_less_room(best, attempt)
         if (best.config, best.operations) == before:
             return _renumbered(best, attempt)
 
@@ -149,12 +151,13 @@ def _simpler(operation: Operation) -> Iterator[Operation]:
     longest = max((len(value) for name, value in values.items() if isinstance(value, tuple)), default=0)
     if longest > 1:
         yield from (_members(operation, [i for i in range(longest) if i != gone]) for gone in range(longest))
+    usual = {f.name: f.default for f in fields(operation) if f.default is not MISSING}
     for name, value in values.items():
-        if name in ("request", "requests"):
+        if name in ("request", "requests") or value == usual.get(name, MISSING):
             continue
+        if name in usual:
+            yield replace(operation, **{name: usual[name]})
         if name == "prompts":
-            if value:
-                yield replace(operation, **{name: ()})
             for i, prompt in enumerate(value):
                 for simpler in _simpler_prompts(prompt):
                     yield replace(operation, **{name: (*value[:i], simpler, *value[i + 1 :])})
@@ -221,6 +224,15 @@ def _changes(config: Configuration) -> Iterator[dict[str, Any]]:
         yield {"prefix_cache": "none", "eviction": "lru"}
     if config.eviction != "lru":
         yield {"eviction": "lru"}
+    if config.need_sort:
+        yield {"need_sort": False}
+    if config.window is not None:
+        yield {"window": None}
+        for name in ("interval", "floor", "size", "num_pages"):
+            for less in _less(getattr(config.window, name)):
+                part: dict[str, Any] = {name: less}
+                with suppress(KVCacheError):
+                    yield {"window": replace(config.window, **part)}
 
 
 def _fewer_operations_in_less_room(best: Failure, attempt: Try) -> Failure:
@@ -228,18 +240,28 @@ def _fewer_operations_in_less_room(best: Failure, attempt: Try) -> Failure:
     index = len(best.operations) - 2
     while index >= 0:
         kept = best.operations[:index] + best.operations[index + 1 :]
-        for name in ("num_pages", "max_requests"):
-            found = None
-            most = getattr(best.config, name)
-            for less in range(most - 1, max(most - 9, 0), -1):
-                smaller: dict[str, Any] = {name: less}
-                if found := attempt(replace(best.config, **smaller), kept):
-                    break
-            if found:
-                best = found
-                break
+        best = _in_less_room(best, kept, attempt) or best
         index = min(index, len(best.operations) - 1) - 1
     return best
+
+
+def _fewer_requests_in_less_room(best: Failure, attempt: Try) -> Failure:
+    """One request less and a smaller pool at once."""
+    for number in sorted({n for operation in best.operations for n in _numbers(operation)}):
+        kept = tuple(left for operation in best.operations if (left := _without(operation, {number})))
+        best = _in_less_room(best, kept, attempt) or best
+    return best
+
+
+def _in_less_room(best: Failure, kept: Operations, attempt: Try) -> Failure | None:
+    """The operations that are left on a smaller pool, or with fewer rows."""
+    for name in ("num_pages", "max_requests"):
+        most = getattr(best.config, name)
+        for less in range(most - 1, max(most - 9, 0), -1):
+            smaller: dict[str, Any] = {name: less}
+            if found := attempt(replace(best.config, **smaller), kept):
+                return found
+    return None
 
 
 def _renumbered(best: Failure, attempt: Try) -> Failure:
