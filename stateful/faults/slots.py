@@ -32,6 +32,7 @@ class a_set_freed_in_pieces(KvcoreSlots):
     free list twice."""
 
     def free(self, slots: Sequence[int]) -> None:
+        self.allocator._check_set(self._tensor(slots))
         pages = [torch.unique(self._tensor(part) // self.config.page_size) for part in (slots[:1], slots[1:])]
         for part in pages:
             if len(part) <= self.allocator.free_list.head - self.allocator.free_list.staged:
