@@ -82,7 +82,7 @@ class queued_pages_overwritten(KvcoreSlots):
 
 @slots.enter("sgl-project/sglang#36646", "KV-15")
 class a_nested_group_that_begins_anew(KvcoreSlots):
-    """A second group may begin while one is open, and it begins with an empty queue. What was queued is neither free nor
+    """A second group may begin while one is open, and its queue is empty. What was queued is neither free nor
     anybody's."""
 
     def free_group_begin(self) -> None:
@@ -90,18 +90,6 @@ class a_nested_group_that_begins_anew(KvcoreSlots):
             self.allocator.queued.clear()
         else:
             super().free_group_begin()
-
-
-@enter("sgl-project/sglang#36646", "KV-7")
-class a_refused_group_that_loses_the_queue(KvcoreEngine):
-    """A nested group is refused, after the queue has been emptied for it. What was queued is neither free nor
-    anybody's."""
-
-    def free_group_begin(self) -> None:
-        for allocator in self.manager.allocators.values():
-            if allocator.queued is not None:
-                allocator.queued.clear()
-        super().free_group_begin()
 
 
 @enter("none known", "KV-8")
@@ -247,7 +235,9 @@ class a_late_result_for_somebody_else(KvcoreEngine):
     Another request's length moves, or that of a row that nobody has."""
 
     def late_result(self, lease: int, accepted: Sequence[int]) -> list[bool]:
-        leased = self.leases[lease]
+        leased = self.leases.get(lease)
+        if leased is None:
+            return super().late_result(lease, accepted)
         generations = self.manager.req_to_token_pool.records.generation[leased.rows]
         with replaced(leased, "generations", generations):
             return super().late_result(lease, accepted)

@@ -53,12 +53,16 @@ _take_slots, _publish_live = allocation.take_slots, WindowedCache.publish_live
 
 @enter("sgl-project/sglang#35338", "KV-7")
 class a_decode_that_is_short_of_window_alone(KvcoreEngine):
-    """A decode step takes its pages from the full pool and then asks the window pool, which has none. The step is
-    refused, and the full pages are gone."""
+    """A decode step, drafting or not, takes its pages from the full pool and then asks the window pool, which has none.
+    The step is refused, and the full pages are gone."""
 
     def decode(self, *call: Any) -> Any:
         with replaced(allocation, "require_room", _takes_first):
             return super().decode(*call)
+
+    def spec_reserve(self, *call: Any) -> Any:
+        with replaced(allocation, "require_room", _takes_first):
+            return super().spec_reserve(*call)
 
 
 @enter("sgl-project/sglang#35338", "KV-7")
@@ -191,53 +195,46 @@ class a_page_of_live_tokens_given_up(KvcoreEngine):
             return super().window_evict(*call)
 
 
-@enter("vllm-project/vllm#47728", "KV-4", "KV-6")
+@enter("vllm-project/vllm#47728", "KV-10")
 class a_window_counted_from_the_reserve(KvcoreEngine):
     """What lies behind the window is counted from the tokens that a step has been promised. The draft is rejected, and
     the next query looks back to pages that are given up."""
 
-    def spec_reserve(self, *call: Any) -> Any:
+    def window_evict(self, *call: Any) -> Any:
         records = self.manager.req_to_token_pool.records
 
         def optimistic(manager: KVCacheManager, rows: Any) -> Any:
             with replaced(records, "committed", records.allocated):
                 return _behind_window(manager, rows)
 
-        with replaced(allocation, "behind_window", optimistic):
-            return super().spec_reserve(*call)
+        with replaced(window_eviction, "behind_window", optimistic):
+            return super().window_evict(*call)
 
 
-@enter("sgl-project/sglang#22470", "KV-4", "KV-6")
+@enter("sgl-project/sglang#22470", "KV-10")
 class a_window_given_up_to_the_end_of_the_key(KvcoreEngine):
-    """A decode step gives up its window as far as the next query allows, whatever will be published. Where a page is
-    larger than the window nothing below the end of the key is live, and no request can hit it."""
+    """A request gives up its window as far as its next query allows, whatever it will publish. Where a page is larger
+    than the window nothing below the end of the key is live, and no request can hit it."""
 
-    def decode(self, *call: Any) -> Any:
+    def window_evict(self, *call: Any) -> Any:
         def whatever_is_published(*call: Any, shares: bool, bigram: bool) -> Any:
             return _next_cursor(*call, shares=False, bigram=bigram)
 
         with replaced(window_eviction, "next_cursor", whatever_is_published):
-            return super().decode(*call)
+            return super().window_evict(*call)
 
 
-@enter("sgl-project/sglang#34870", "KV-4", "KV-6")
+@enter("sgl-project/sglang#34870", "KV-10")
 class a_window_below_a_key_of_tokens(KvcoreEngine):
     """The live window is kept below the last whole page of tokens, although a key of bigrams is one shorter. At a page
     multiple it ends a page earlier, with a window that is not whole."""
 
-    def decode(self, *call: Any) -> Any:
-        with self._in_tokens():
-            return super().decode(*call)
-
-    def spec_reserve(self, *call: Any) -> Any:
-        with self._in_tokens():
-            return super().spec_reserve(*call)
-
-    def _in_tokens(self) -> Any:
+    def window_evict(self, *call: Any) -> Any:
         def in_tokens(*call: Any, shares: bool, bigram: bool) -> Any:
             return _next_cursor(*call, shares=shares, bigram=False)
 
-        return replaced(window_eviction, "next_cursor", in_tokens)
+        with replaced(window_eviction, "next_cursor", in_tokens):
+            return super().window_evict(*call)
 
 
 @enter("sgl-project/sglang#31486", "KV-8")
