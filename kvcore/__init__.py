@@ -44,6 +44,12 @@ _HOME = {
     "begin_lease": "leases",
     "retire": "leases",
     "late_result": "leases",
+    "HiSparse": "hisparse",
+    "alloc_for_decode_prealloc_hisparse": "offload",
+    "swap_out": "offload",
+    "device_buffer": "offload",
+    "bind_newest": "offload",
+    "drop_backup": "offload",
     "PagedAllocator": "allocators.paged",
     "RadixCache": "prefix_cache.radix",
     "Snapshot": "snapshots",
@@ -84,6 +90,7 @@ if TYPE_CHECKING:  # "as": a re-export, for type checkers
     from .errors import KVCacheOutOfMemory as KVCacheOutOfMemory
     from .errors import RowOverflow as RowOverflow
     from .errors import StaleRow as StaleRow
+    from .hisparse import HiSparse as HiSparse
     from .kernels.jit import LaneError as LaneError
     from .leases import Lease as Lease
     from .leases import begin_lease as begin_lease
@@ -91,6 +98,11 @@ if TYPE_CHECKING:  # "as": a re-export, for type checkers
     from .leases import retire as retire
     from .manager import Batch as Batch
     from .manager import KVCacheManager as KVCacheManager
+    from .offload import alloc_for_decode_prealloc_hisparse as alloc_for_decode_prealloc_hisparse
+    from .offload import bind_newest as bind_newest
+    from .offload import device_buffer as device_buffer
+    from .offload import drop_backup as drop_backup
+    from .offload import swap_out as swap_out
     from .preallocation import alloc_for_decode_prealloc as alloc_for_decode_prealloc
     from .preallocation import fill_hole as fill_hole
     from .prefix_cache.radix import RadixCache as RadixCache

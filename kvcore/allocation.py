@@ -23,7 +23,9 @@ from .errors import BadArgument, KVCacheOutOfMemory, RowOverflow, StaleRow
 from .kernels.alloc_decode import starts_a_page
 from .kernels.alloc_extend import new_pages
 from .kernels.dispatch import kernels_for
+from .kernels.window import WindowPages
 from .manager import Batch, KVCacheManager, check_batch, rows_of
+from .offload import check_admitted, check_resident
 from .prefix_cache.keys import Key
 from .prefix_cache.radix import Hit
 from .prefix_cache.windowed import WindowedCache
@@ -37,9 +39,9 @@ Int64 = NDArray[np.int64]
 class Plan:
     """What a validated call will do to each row: lengthen [start, end), then record `committed` and `end`. Tokens.
 
-    pages, window_pages: the exact demand on each pool. keys, hits: of each new row, where there is a prefix cache: what
-    it is looked up by, and what that finds. given_up: what the batch's windows give back first. window_from: where a
-    tail-only pre-allocation begins to have a window.
+    pages, window_pages, device_pages, host_pages: the exact demand on each pool. keys, hits: of each new row, where
+    there is a prefix cache: what it is looked up by, and what that finds. given_up: what the batch's windows give back
+    first. window_from: where a tail-only pre-allocation begins to have a window.
     """
 
     rows: Int64
@@ -53,6 +55,8 @@ class Plan:
     window_pages: int = 0
     given_up: GivenUp = NOTHING
     window_from: int | None = None
+    device_pages: int = 0
+    host_pages: int = 0
 
 
 def alloc_for_extend(
@@ -74,6 +78,8 @@ def alloc_for_extend(
         bind_rows(manager, plan, unbound)
     give_up(manager, plan.given_up)
     out_cache_loc = take_slots(manager, plan)
+    if manager.offload is not None:
+        manager.req_to_token_pool.records._move_resident(plan.rows, plan.end)
     move_record(manager, plan)
     return out_cache_loc, Batch.of_rows(manager, members, plan.rows)
 
@@ -171,6 +177,8 @@ def _plan_extend(manager: KVCacheManager, members: list[Req], seq_lens: Int64) -
     start = records.allocated[rows]
     unbound = rows == 0
     _check_hole(manager, "reqs", rows)
+    if manager.offload is not None:
+        check_resident(manager, members, rows)
     if (records.committed[rows] != start).any():
         raise BadArgument("KV-15", "reqs", "holds a request with an over-allocated tail: release_overallocated first")
     if (seq_lens < start + unbound).any():
@@ -187,6 +195,8 @@ def _plan_extend(manager: KVCacheManager, members: list[Req], seq_lens: Int64) -
         start[new] = [hit.pages * manager.page_size for hit in hits]
     pages = int(new_pages(start, seq_lens, manager.page_size).sum())
     plan = Plan(rows, start, seq_lens, seq_lens, pages, len(new), keys, hits)
+    if manager.offload is not None:
+        plan.device_pages = pages
     return with_window(manager, plan, evicts=manager.tree_cache is None)
 
 
@@ -202,6 +212,8 @@ def look_up(manager: KVCacheManager, reqs: Sequence[Req], lens: Int64) -> tuple[
 def _plan_decode(manager: KVCacheManager, batch: Batch) -> Plan:
     check_batch(manager, batch)
     _check_hole(manager, "batch", batch.rows)
+    if manager.offload is not None:
+        check_admitted(manager, batch.rows)
     records = manager.req_to_token_pool.records
     start = records.allocated[batch.rows]
     if (records.committed[batch.rows] != start).any():
@@ -215,6 +227,8 @@ def _plan_decode(manager: KVCacheManager, batch: Batch) -> Plan:
 def _plan_spec_decode(manager: KVCacheManager, batch: Batch, reserve: int) -> Plan:
     check_batch(manager, batch)
     _check_hole(manager, "batch", batch.rows)
+    if manager.offload is not None:
+        check_admitted(manager, batch.rows)
     speculation, page_size = manager.config.speculation, manager.page_size
     if speculation is None:
         raise BadArgument("KV-15", "reserve", "the configuration has no speculation")
@@ -262,11 +276,14 @@ def require_room(manager: KVCacheManager, plan: Plan) -> None:
     reclaimable = 0 if cache is None else cache.evictable_pages - cache.pinned(plan.hits)
     if manager.window_allocator is None:  # what a pure window gives up are pages of the one pool
         manager.allocator.require(plan.pages, reclaimable + given_up)
-        return
-    manager.allocator.require(plan.pages, reclaimable)
-    if isinstance(cache, WindowedCache):
-        given_up += cache.evictable_window_pages - cache.pinned_window(plan.hits)
-    manager.window_allocator.require(plan.window_pages, given_up)
+    else:
+        manager.allocator.require(plan.pages, reclaimable)
+        if isinstance(cache, WindowedCache):
+            given_up += cache.evictable_window_pages - cache.pinned_window(plan.hits)
+        manager.window_allocator.require(plan.window_pages, given_up)
+    if manager.offload is not None:
+        manager.offload.device.require(plan.device_pages)
+        manager.offload.host.require(plan.host_pages)
 
 
 def bind_rows(manager: KVCacheManager, plan: Plan, unbound: list[Req]) -> None:
@@ -295,6 +312,13 @@ def take_slots(manager: KVCacheManager, plan: Plan) -> torch.Tensor:
     head, window = manager.take_pages(plan.pages), manager.take_window_pages(plan.window_pages)
     table, ids, size = manager.req_to_token_pool.req_to_token, manager.allocator.free_list.ids, manager.page_size
     extend_rows = manager.kernels.extend_rows
+    if plan.device_pages:
+        resident = _device_pages(manager, plan)
+        if window is None:
+            window = resident  # the same launch maps them
+        else:
+            new = ids[head : head + plan.pages]
+            resident.map.index_copy_(0, new, resident.ids[resident.head : resident.head + plan.pages])
     if plan.window_from is None or window is None:
         return extend_rows(table, plan.rows, plan.start, plan.end, ids, head, size, window)
     # What lies before the tail has no window.
@@ -302,6 +326,13 @@ def take_slots(manager: KVCacheManager, plan: Plan) -> torch.Tensor:
     before = extend_rows(table, plan.rows, plan.start, tail, ids, head, size)
     head += int(new_pages(plan.start, tail, size).sum())
     return torch.cat((before, extend_rows(table, plan.rows, tail, plan.end, ids, head, size, window)))
+
+
+def _device_pages(manager: KVCacheManager, plan: Plan) -> WindowPages:
+    """Device pages for the logical pages of the plan, for a kernel that maps them."""
+    assert manager.offload is not None
+    device = manager.offload.device
+    return WindowPages(device.free_list.ids, device.take(plan.device_pages), manager.offload.map)
 
 
 def move_record(manager: KVCacheManager, plan: Plan) -> None:

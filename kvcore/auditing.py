@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,7 @@ def audit(state: Snapshot) -> list[Violation]:
     position = np.arange(len(owner)) - np.repeat(ends - lens, lens)
     present = (position < state.records[5, owner]) | (position >= state.records[6, owner])  # not in an open hole
     dead = _is_dead(state, owner, position)
-    if "full" not in state.pools:  # a pure window: what is dead is gone
+    if next(iter(state.pools)) == "window":  # a pure window: what is dead is gone
         present &= ~dead
     owner, position, dead = owner[present], position[present], dead[present]
     slots = state.slots[owner, position].astype(np.int64)
@@ -55,6 +56,7 @@ def audit(state: Snapshot) -> list[Violation]:
         *_owners(state, owner_of_page, pages),
         *_cache(state),
         *_window(state, pages[~dead[private]]),
+        *_offload(state, owner_of_page, position[private], pages),
     ]
 
 
@@ -113,7 +115,7 @@ def _layout(state: Snapshot, owner: Int64, position: Int64, slots: Int64) -> lis
 
 def _owners(state: Snapshot, owner: Int64, held: Int64) -> list[Violation]:
     """Each page 1..N of the main pool in exactly one place: free, in quarantine, cached, or private to a row."""
-    name, pool = next(iter(state.pools.items()))
+    pool = next(iter(state.pools.values()))
     cached = np.flatnonzero(state.cache[0])
 
     def places(page: int) -> list[str]:
@@ -125,21 +127,20 @@ def _owners(state: Snapshot, owner: Int64, held: Int64) -> list[Violation]:
         return tuple(sorted({int(row) for row, page in zip(owner, held, strict=True) if page in pages}))
 
     where = "is free, cached or in a row"
-    return _once_each(name, pool, np.concatenate((cached, held)), where, "nor cached, nor in a row", places, rows)
+    return _once_each(pool, np.concatenate((cached, held)), where, "nor cached, nor in a row", places, rows)
 
 
 def _once_each(
-    name: str,
     pool: PoolState,
     used: Int64,
     where: str,
     nor: str,
     places: Callable[[int], list[str]],
     rows: Callable[[tuple[int, ...]], tuple[int, ...]],
+    of: str = "",
 ) -> list[Violation]:
     """Each page of a pool in one place: in one of its lists, or among those that are `used`."""
     listed = np.concatenate((pool.free, pool.staged, pool.queued, pool.quarantined, used))
-    of = f" of pool {name}" if name == "window" else ""
     if len(listed) and (listed.min() < 1 or listed.max() > pool.num_pages):
         bad = tuple(sorted({int(page) for page in listed if not 1 <= page <= pool.num_pages}))
         wrong = where if 0 in bad else f"lies outside 1..{pool.num_pages}"
@@ -181,7 +182,35 @@ def _window(state: Snapshot, live: Int64) -> list[Violation]:
     def places(page: int) -> list[str]:
         return _listings(pool, page) + [f"the map of page {int(at)}" for at in mapped[target == page]]
 
-    return _once_each("window", pool, target, "is free or mapped", "nor mapped", places, lambda pages: ())
+    nobody: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda pages: ()  # noqa: E731
+    return _once_each(pool, target, "is free or mapped", "nor mapped", places, nobody, " of pool window")
+
+
+def _offload(state: Snapshot, owner: Int64, position: Int64, pages: Int64) -> list[Violation]:
+    """HiSparse: resident pages are mapped and no others, and each device and host page is in one place (KV-10)."""
+    if "device" not in state.maps:
+        return []
+    mapped, target = state.maps["device"]
+    should = np.sort(pages[position < state.records[7, owner]])
+    if not np.array_equal(mapped, should):
+        missing, extra = np.setdiff1d(should, mapped), np.setdiff1d(mapped, should)
+        message = f"resident pages without a device page: {missing[:8].tolist()}, others with one: {extra[:8].tolist()}"
+        return [Violation("KV-10", message, pages=(*missing.tolist(), *extra.tolist()))]
+    held = state.held
+    used = {"device": [("the map", {0: target.tolist()}), ("the buffer of row", held["buffer"])]}
+    used["host"] = [("row", held["host"]), ("the back-up of", held["backup"])]
+    found = []
+    for name, parts in used.items():
+
+        def places(page: int, name: str = name, parts: list[Any] = parts) -> list[str]:
+            holders = [f"{what} {key}" for what, part in parts for key, pages in part.items() if page in pages]
+            return _listings(state.pools[name], page) + holders
+
+        listed = [page for _, part in parts for pages in part.values() for page in pages]
+        array = np.array(listed, dtype=np.int64)
+        pool, of = state.pools[name], f" of pool {name}"
+        found += _once_each(pool, array, "is free or held", "nor held", places, lambda pages: (), of)
+    return found
 
 
 def _cache(state: Snapshot) -> list[Violation]:

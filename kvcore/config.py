@@ -7,9 +7,9 @@ KVCacheConfig(page_size=16, num_pages=1024, max_requests=64, context_len=4096,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from .errors import BadArgument
+from .hisparse import HiSparse
 from .kernels.devices import is_device, tensor_device
 from .prefix_cache.eviction import POLICIES
 from .sizing import Speculation
@@ -34,7 +34,7 @@ class KVCacheConfig:
     eviction: which cached pages go first: "lru" (least recently hit or inserted), "lfu" (least often hit), "fifo".
     need_sort: hand pages out in ascending order; what is freed is sorted in when the listed pages run short.
     window: a Window, where layers look back a window of tokens only, or None.
-    hisparse: its place is kept; any value but None is refused.
+    hisparse: a HiSparse, where a small device pool and the host hold what logical slots name, or None.
     """
 
     page_size: int
@@ -47,7 +47,7 @@ class KVCacheConfig:
     need_sort: bool = False
     speculation: Speculation | None = None
     window: Window | None = None
-    hisparse: Any = None
+    hisparse: HiSparse | None = None
     checked: bool | None = None
 
     def __post_init__(self) -> None:
@@ -71,8 +71,7 @@ class KVCacheConfig:
         if self.need_sort not in (True, False):
             self._refuse("need_sort", "True or False")
         self._check_window()
-        if self.hisparse is not None:
-            self._refuse("hisparse", "None: this version of kvcore brings nothing else")
+        self._check_hisparse()
 
     def _check_window(self) -> None:
         window = self.window
@@ -86,6 +85,21 @@ class KVCacheConfig:
             self._refuse("window", "no ring where prefixes are shared: a ring keeps nothing of a cached prefix")
         if self.prefix_cache != "none" and window.floor:
             self._refuse("window", "without a floor where prefixes are shared: the cache keeps whole windows")
+
+    def _check_hisparse(self) -> None:
+        hisparse = self.hisparse
+        if hisparse is None:
+            return
+        if not isinstance(hisparse, HiSparse):
+            self._refuse("hisparse", "a HiSparse or None")
+        if self.page_size % hisparse.ratio:
+            self._refuse("hisparse", f"of a ratio that divides the page size {self.page_size}")
+        if self.prefix_cache != "none":
+            self._refuse(
+                "hisparse", "None where prefixes are shared: nothing of a finished request stays on the device"
+            )
+        if self.window is not None and self.window.kind != "pool":
+            self._refuse("hisparse", "None beside a window that is not of kind 'pool'")
 
     def _refuse(self, name: str, expected: str) -> None:
         raise BadArgument("KV-15", name, f"is {getattr(self, name)!r}; it has to be {expected}")

@@ -18,6 +18,8 @@ from .leases import Binding, Quarantined
 from .manager import KVCacheManager
 
 Int64 = NDArray[np.int64]
+_ALL = -(2**40)
+"""In the place of a page's number: covered by every lease on its request."""
 
 
 class Freed:
@@ -44,6 +46,14 @@ class Freed:
         if leased:
             self._waiting.append((self._binding(row), first, owners[:leased]))
         self._owners.append(owners[leased:])
+
+    def add_all(self, pool: str, row: int, pages: torch.Tensor) -> None:
+        """Pages of another pool; while any lease covers the row, all of them wait."""
+        binding = self._binding(row)
+        if self.manager.leases.of(binding):
+            self.manager.leases.quarantine.append(Quarantined(binding, _ALL, pages, pool))
+        else:
+            self._free[pool].append(pages)
 
     def give_back(self) -> None:
         """Clear the maps and push the pages."""

@@ -112,7 +112,8 @@ def retire(manager: KVCacheManager, lease: Lease) -> None:
         manager.tree_cache.take_back(hold)
     waiting, free = [], []
     for item in book.quarantine:
-        keep = min(max(book.pages(item.binding, size) - item.first, 0), len(item.pages))
+        covered = book.pages(item.binding, size)
+        keep = min(max(covered - item.first, 0), len(item.pages)) if covered else 0
         if keep:
             waiting.append(Quarantined(item.binding, item.first, item.pages[:keep], item.pool))
         if keep < len(item.pages):

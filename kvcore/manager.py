@@ -20,6 +20,7 @@ from .kernels.dispatch import kernels_for
 from .kernels.upload import upload
 from .kernels.window import WindowPages
 from .leases import LeaseBook
+from .offload import Offload
 from .prefix_cache.radix import RadixCache
 from .prefix_cache.windowed import WindowedCache
 from .records import Req
@@ -30,7 +31,8 @@ class KVCacheManager:
     """Owns `req_to_token_pool` (rows, records), the pools, `tree_cache` (the prefix cache, or None) and `leases`.
 
     allocator: the pool that rows name. window_allocator: the window pool, or None; window_map (int64[num_pages + 1], on
-    the device) has the window page of each page of the main pool, 0 for none. One thread and one stream use it.
+    the device) has the window page of each page of the main pool, 0 for none. offload: the device and the host pool, or
+    None. One thread and one stream use it.
     """
 
     def __init__(self, config: KVCacheConfig) -> None:
@@ -42,13 +44,14 @@ class KVCacheManager:
         width = sizing.row_width(config.context_len, config.page_size, config.speculation)
         self.req_to_token_pool = ReqToTokenPool(config.max_requests, width, config.tensor_device)
         window = config.window
-        self.allocator = self._pool(config.num_pages, "window" if window and window.kind == "pure" else "full")
+        self.allocator = self._pool(config.num_pages, _main_pool(config))
         self.allocators = {self.allocator.pool: self.allocator}
         self.window_allocator: PagedAllocator | None = None
         self.window_map = torch.zeros(0, dtype=torch.int64, device=config.tensor_device)
         if window is not None and window.kind == "pool":
             self.window_allocator = self.allocators["window"] = self._pool(window.num_pages, "window")
             self.window_map = torch.zeros(config.num_pages + 1, dtype=torch.int64, device=config.tensor_device)
+        self.offload = self._offload(width)
         self.tree_cache = self._cache()
         self.leases = LeaseBook()
 
@@ -105,7 +108,20 @@ class KVCacheManager:
     def _pool(self, num_pages: int, name: str) -> PagedAllocator:
         config = self.config
         checked, need_sort = config.is_checked, config.need_sort
-        return PagedAllocator(num_pages, config.page_size, config.device, checked, need_sort=need_sort, pool=name)
+        device = "cpu" if name == "host" else config.device  # the host pool is counted on the host
+        return PagedAllocator(num_pages, config.page_size, device, checked, need_sort=need_sort, pool=name)
+
+    def _offload(self, row_width: int) -> Offload | None:
+        config = self.config
+        if config.hisparse is None:
+            return None
+        device, host = (
+            self._pool(config.hisparse.device_pages, "device"),
+            self._pool(config.hisparse.host_pages, "host"),
+        )
+        self.allocators |= {"device": device, "host": host}
+        rows, row_pages = config.max_requests + 1, sizing.pages_for(row_width, config.page_size)
+        return Offload(config.hisparse, device, host, config.num_pages, rows, row_pages)
 
     def _cache(self) -> RadixCache | None:
         config = self.config
@@ -115,6 +131,13 @@ class KVCacheManager:
         if config.window is None or self.window_allocator is None:
             return RadixCache(*sizes)
         return WindowedCache(*sizes, window=config.window, window_map=self.window_map)
+
+
+def _main_pool(config: KVCacheConfig) -> str:
+    """What the pool that rows name is called."""
+    if config.hisparse is not None:
+        return "logical"
+    return "window" if config.window is not None and config.window.kind == "pure" else "full"
 
 
 class Batch:

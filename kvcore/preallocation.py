@@ -38,15 +38,15 @@ def alloc_for_decode_prealloc(
     Raises BadArgument, StaleRow, RowOverflow (fill_len > context_len), KVCacheOutOfMemory.
     """
     (member,) = arguments.requests("req", [req], Req)
-    plan = _plan_prealloc(manager, member, fill_len, total_prefix_len, swa_tail_len)
+    if manager.offload is not None:
+        raise BadArgument("KV-15", "req", "has its KV sent to the host: alloc_for_decode_prealloc_hisparse")
+    plan = plan_prealloc(manager, member, fill_len, total_prefix_len, swa_tail_len)
     require_room(manager, plan)
     # Commit point.
     bind_rows(manager, plan, [member])
     kv_loc = take_slots(manager, plan)
     records = manager.req_to_token_pool.records
-    if plan.window_from is not None:
-        records._set_floor(plan.rows, 0)
-        records._move_cursor(plan.rows, plan.window_from)
+    set_tail(manager, plan)
     if plan.start[0] > records.protected[plan.rows[0]]:
         records._open_hole(plan.rows, records.protected[plan.rows], plan.start)
     move_record(manager, plan)
@@ -74,9 +74,18 @@ def fill_hole(manager: KVCacheManager, req: Req) -> torch.Tensor:
     return slots
 
 
-def _plan_prealloc(
+def set_tail(manager: KVCacheManager, plan: Plan) -> None:
+    """What lies before a tail-only start counts as given back."""
+    records = manager.req_to_token_pool.records
+    if plan.window_from is not None:
+        records._set_floor(plan.rows, 0)
+        records._move_cursor(plan.rows, plan.window_from)
+
+
+def plan_prealloc(
     manager: KVCacheManager, req: Req, fill_len: int, total_prefix_len: int | None, swa_tail_len: int | None
 ) -> Plan:
+    """A validated pre-allocation and its demand."""
     rows = rows_of(manager, [req])
     if rows[0]:
         raise StaleRow("KV-15", "req", f"{req.rid!r} holds row {rows[0]} already: it continues by an extend")

@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 TokenIds = Sequence[int] | NDArray[np.integer[Any]]
 """A request's tokens: any sequence of integers, an array included."""
 
-FIELDS = ("protected", "committed", "allocated", "cursor", "floor", "hole_lo", "hole_hi", "generation")
-"""Rows of `Records.table`: the first seven in tokens and zero while the row is free; `generation` counts up at
-every bind and every release and is never reset, so it is odd while the row is bound."""
+FIELDS = (
+    "protected", "committed", "allocated", "cursor", "floor", "hole_lo", "hole_hi",
+    "resident", "hosted", "buffered", "newest", "generation",
+)  # fmt: skip
+"""Rows of `Records.table`: all but the last zero while the row is free, in tokens but for `buffered`, which is pages;
+`generation` counts up at every bind and every release and is never reset, so it is odd while the row is bound.
+resident, hosted, buffered, newest: see `offload`."""
 
 
 class Records:
@@ -41,7 +45,8 @@ class Records:
         self.table = self._table.view()
         self.table.flags.writeable = False
         self.protected, self.committed, self.allocated, self.cursor, self.floor = self.table[:5]
-        self.hole_lo, self.hole_hi, self.generation = self.table[5:]
+        self.hole_lo, self.hole_hi, self.resident, self.hosted, self.buffered, self.newest = self.table[5:11]
+        self.generation = self.table[11]
 
     def _bind(self, rows: NDArray[np.int64]) -> None:
         self._table[-1, rows] += 1
@@ -67,6 +72,19 @@ class Records:
     def _set_floor(self, rows: NDArray[np.int64], floor: int) -> None:
         """The window of [0, floor) of each row is never given back."""
         self._table[4, rows] = floor
+
+    def _move_resident(self, rows: NDArray[np.int64], resident: Any) -> None:
+        """[0, resident) of each row has device pages of its own, by the map."""
+        self._table[7, rows] = resident
+
+    def _move_hosted(self, rows: NDArray[np.int64], hosted: Any) -> None:
+        """[0, hosted) of each row has host slots."""
+        self._table[8, rows] = hosted
+
+    def _move_buffer(self, rows: NDArray[np.int64], pages: Any, newest: Any) -> None:
+        """The device buffer of each row has so many pages, and position newest - 1 lies in its reserved slot."""
+        self._table[9, rows] = pages
+        self._table[10, rows] = newest
 
     def _clear(self, rows: NDArray[np.int64]) -> None:
         self._table[:-1, rows] = 0

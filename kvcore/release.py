@@ -18,6 +18,7 @@ from . import arguments
 from .errors import BadArgument, DoubleFree
 from .freeing import Freed, dead_range, end_of_pages, gather_pages, private_from
 from .manager import KVCacheManager, bound_rows, rows_of
+from .offload import free_offloaded
 from .prefix_cache.keys import Key
 from .prefix_cache.windowed import WindowedCache
 from .records import Req
@@ -36,12 +37,17 @@ def release_kv_cache(manager: KVCacheManager, reqs: Sequence[Req], *, checkpoint
     _give_back(manager, arguments.requests("reqs", reqs, Req), checkpoint)
 
 
-def retract(manager: KVCacheManager, reqs: Sequence[Req]) -> None:
+def retract(manager: KVCacheManager, reqs: Sequence[Req], *, backup: bool = False) -> None:
     """Take everything back from running requests to make room; each resumes by an extend. Errors as for release.
 
-    What a request has published stays in the prefix cache; nothing more is published.
+    What a request has published stays in the prefix cache; nothing more is published. backup (HiSparse): what is on the
+    host stays there, and a pre-allocation takes it over; see `offload`.
     """
-    _give_back(manager, arguments.requests("reqs", reqs, Req), checkpoint=False)
+    if not isinstance(backup, bool):
+        raise BadArgument("KV-15", "backup", f"is {backup!r}; it has to be True or False")
+    if backup and manager.offload is None:
+        raise BadArgument("KV-15", "backup", "the configuration has no host pool")
+    _give_back(manager, arguments.requests("reqs", reqs, Req), checkpoint=False, backup=backup)
 
 
 def release_overallocated(manager: KVCacheManager, req: Req) -> int:
@@ -68,21 +74,22 @@ def first_free_position(committed: NDArray[np.int64], page_size: int) -> NDArray
     return end_of_pages(committed, page_size)
 
 
-def _give_back(manager: KVCacheManager, reqs: list[Req], checkpoint: bool) -> None:
+def _give_back(manager: KVCacheManager, reqs: list[Req], checkpoint: bool, backup: bool = False) -> None:
     rows = rows_of(manager, reqs)
     if (rows == 0).any():
         gone = [req.rid for req in reqs if not req._row]
         raise DoubleFree("KV-8", "reqs", f"{gone} hold no row: released already, or never extended")
     start, end = private_from(manager, rows), manager.req_to_token_pool.records.allocated[rows]
-    if manager.tree_cache is None and manager.config.window is None and not manager.leases.active:
+    plain = manager.tree_cache is None and manager.config.window is None and manager.offload is None
+    if plain and not manager.leases.active:
         manager.allocator.give_back(gather_pages(manager, rows, start, end))
     else:
-        _give_back_one_by_one(manager, reqs, rows, start, end, checkpoint)
+        _give_back_one_by_one(manager, reqs, rows, start, end, checkpoint, backup)
     manager.req_to_token_pool.unbind(rows)
 
 
 def _give_back_one_by_one(
-    manager: KVCacheManager, reqs: list[Req], rows: Int64, start: Int64, end: Int64, checkpoint: bool
+    manager: KVCacheManager, reqs: list[Req], rows: Int64, start: Int64, end: Int64, checkpoint: bool, backup: bool
 ) -> None:
     """Publish what can be keyed, and free the rest: of the window pool what is not given back already."""
     size, cache, freed = manager.page_size, manager.tree_cache, Freed(manager)
@@ -107,6 +114,8 @@ def _give_back_one_by_one(
             kept = len(keys[i])
             publish(manager, req, keys[i], own[: kept - a], freed)
         freed.add(row, kept, own[kept - a :])
+        if manager.offload is not None:
+            free_offloaded(manager, freed, req, own, backup=backup)
         if manager.window_allocator is not None:
             if x > kept:
                 freed.add_window(row, kept, own[kept - a : x - a])

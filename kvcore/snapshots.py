@@ -52,7 +52,8 @@ class Snapshot:
     pools: by name. bound: row -> request id. free_rows: in order. records: int64[len(FIELDS), rows], a column a row.
     slots: int32[rows, row_width], the whole table, stale entries too. cache: int64[len(CACHE_FIELDS), num_pages + 1], a
     column a page. cache_nodes: how its pages hang together, by their first page. maps: name -> (from, to) pages,
-    int64[2, n], ascending. leases: of each active lease the cached pages that it keeps locked.
+    int64[2, n], ascending. leases: of each active lease the cached pages that it keeps locked. held: "buffer" and
+    "host": row -> pages; "newest": row -> (logical slot, device slot); "backup": request id -> host pages.
     """
 
     page_size: int
@@ -66,6 +67,7 @@ class Snapshot:
     cache_nodes: tuple[tuple[int, ...], ...] = ()
     maps: dict[str, Int64] = field(default_factory=dict)
     leases: tuple[tuple[int, ...], ...] = ()
+    held: dict[str, dict[Any, tuple[int, ...]]] = field(default_factory=dict)
 
     def record(self, row: int) -> dict[str, int]:
         """The record of a row by field name."""
@@ -85,7 +87,7 @@ class Snapshot:
                     found.append(f"pool {name}: {part} pages")
         found += [
             name
-            for name in ("bound", "free_rows", "cache_nodes", "leases")
+            for name in ("bound", "free_rows", "cache_nodes", "leases", "held")
             if getattr(self, name) != getattr(other, name)
         ]
         found += [
@@ -123,6 +125,7 @@ def snapshot(manager: KVCacheManager) -> Snapshot:
         cache_nodes=cache_nodes,
         maps=_maps_of(manager),
         leases=tuple(_locked_by(lease) for lease in manager.leases.active),
+        held=_held_by(manager),
     )
 
 
@@ -145,11 +148,35 @@ def _joined(parts: list[torch.Tensor]) -> Int64:
 
 
 def _maps_of(manager: KVCacheManager) -> dict[str, Int64]:
-    if manager.window_allocator is None:
-        return {}
-    target = _to_host(manager.window_map)
+    maps = {}
+    if manager.window_allocator is not None:
+        maps["window"] = manager.window_map
+    if manager.offload is not None:
+        maps["device"] = manager.offload.map
+    return {name: _pairs(_to_host(tensor)) for name, tensor in maps.items()}
+
+
+def _pairs(target: NDArray[Any]) -> Int64:
     mapped = np.flatnonzero(target)
-    return {"window": np.stack((mapped, target[mapped]))}
+    return np.stack((mapped, target[mapped]))
+
+
+def _held_by(manager: KVCacheManager) -> dict[str, dict[Any, tuple[int, ...]]]:
+    offload, records = manager.offload, manager.req_to_token_pool.records
+    if offload is None:
+        return {}
+    buffers, newest, host = _to_host(offload.buffers), _to_host(offload.newest), offload.host_pages.numpy()
+    a_page = manager.page_size // offload.hisparse.ratio
+    held: dict[str, dict[Any, tuple[int, ...]]] = {"buffer": {}, "host": {}, "newest": {}, "backup": {}}
+    for row in sorted(manager.req_to_token_pool.reqs):
+        if buffered := int(records.buffered[row]):
+            held["buffer"][row] = tuple(buffers[row, :buffered].tolist())
+            if records.newest[row]:
+                held["newest"][row] = (int(newest[row]), int(buffers[row, 0]) * a_page)
+        if hosted := int(records.hosted[row]):
+            held["host"][row] = tuple(host[row, : -(-hosted // manager.page_size)].tolist())
+    held["backup"] = {req.rid: tuple(pages.tolist()) for req, (pages, _) in offload.backups.items()}
+    return held
 
 
 def _locked_by(lease: Lease) -> tuple[int, ...]:
