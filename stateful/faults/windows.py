@@ -16,6 +16,7 @@ from ...freeing import Freed, gather_pages
 from ...manager import KVCacheManager
 from ...prefix_cache.radix import RadixCache
 from ...prefix_cache.windowed import WindowedCache
+from ...window import next_cursor
 from ..subjects.kvcore import KvcoreEngine
 from . import replaced
 from .paths import enter, require_room
@@ -37,14 +38,11 @@ def _takes_first(manager: KVCacheManager, plan: Any) -> None:
         require_room(manager, plan)
     except KVCacheOutOfMemory as error:
         if error.pool == "window" and manager.window_allocator is not None:
-            free_list = manager.allocator.free_list
-            free_list.advance(min(plan.pages, free_list.count))
+            manager.take_pages(plan.pages if not plan.hits else min(plan.pages, manager.allocator.free_list.count))
         raise
 
 
-_next_cursor, _behind_window, _give_up = (
-    window_eviction.next_cursor, window_eviction.behind_window, window_eviction.give_up
-)  # fmt: skip
+_behind_window, _give_up = window_eviction.behind_window, window_eviction.give_up
 _take_slots, _publish_live = allocation.take_slots, WindowedCache.publish_live
 
 
@@ -218,7 +216,7 @@ class a_window_given_up_to_the_end_of_the_key(KvcoreEngine):
 
     def window_evict(self, *call: Any) -> Any:
         def whatever_is_published(*call: Any, shares: bool, bigram: bool) -> Any:
-            return _next_cursor(*call, shares=False, bigram=bigram)
+            return next_cursor(*call, shares=False, bigram=bigram)
 
         with replaced(window_eviction, "next_cursor", whatever_is_published):
             return super().window_evict(*call)
@@ -231,7 +229,7 @@ class a_window_below_a_key_of_tokens(KvcoreEngine):
 
     def window_evict(self, *call: Any) -> Any:
         def in_tokens(*call: Any, shares: bool, bigram: bool) -> Any:
-            return _next_cursor(*call, shares=shares, bigram=False)
+            return next_cursor(*call, shares=shares, bigram=False)
 
         with replaced(window_eviction, "next_cursor", in_tokens):
             return super().window_evict(*call)
