@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .choices import drafted, new_number, settled, with_hole
+from .choices import backed_up, drafted, new_number, settled, with_hole
 from .ledger import Ledger
 from .operations import (
     Alloc,
     AllocExtend,
     BadCall,
+    BindNewest,
     Checkpoint,
     Commit,
     Decode,
+    DeviceBuffer,
+    DropBackup,
     Evict,
     Extend,
     FillHole,
@@ -30,12 +33,14 @@ from .operations import (
     Lease,
     Operation,
     Prealloc,
+    PreallocHisparse,
     RawCall,
     Release,
     ReleaseOverallocated,
     Retire,
     Retract,
     SpecReserve,
+    SwapOut,
     WindowEvict,
 )
 from .slot_ledger import SlotLedger
@@ -85,6 +90,18 @@ def _engine(ledger: Ledger, many: int, much: int) -> Iterator[tuple[str, Operati
         length = min(limit, ledger.config.page_size + 1)
         yield "prealloc_with_a_tail_off_the_page", Prealloc(new, length, swa_tail_len=length - 1)
     yield "group_that_is_open_or_is_not", FreeGroupBegin() if ledger.pages.group_open else FreeGroupEnd()
+    yield "swap_out_what_holds_no_row", SwapOut(absent)
+    yield "buffer_for_what_holds_no_row", DeviceBuffer(absent)
+    yield "bind_newest_of_what_holds_no_row", BindNewest((absent,))
+    yield "drop_what_has_no_backup", DropBackup(new)
+    yield "prealloc_hisparse_nothing", PreallocHisparse(new, -many)
+    yield "prealloc_hisparse_past_the_context", PreallocHisparse(new, limit + 1 + many)
+    if ledger.config.hisparse is None:
+        yield "back_up_without_a_host", Retract((absent,), backup=True)
+        yield "prealloc_hisparse_without_its_pools", PreallocHisparse(new, 1)
+    else:
+        yield "prealloc_that_does_not_go_to_the_host", Prealloc(new, 1)
+        yield from _offload(ledger, many)
     if ledger.retired:
         gone = max(ledger.retired)
         yield "retire_twice", Retire(gone)
@@ -150,6 +167,27 @@ def _engine(ledger: Ledger, many: int, much: int) -> Iterator[tuple[str, Operati
         yield "extend_a_live_request_past_the_context", Extend((at.number,), (limit + 1,))
         if at.allocated == limit:
             yield "decode_past_the_context", Decode((at.number,))
+
+
+def _offload(ledger: Ledger, many: int) -> Iterator[tuple[str, Operation]]:
+    """With HiSparse: calls in a state that does not allow them."""
+    for number, held in ledger.live.items():
+        if held.buffer:
+            yield "a_second_buffer", DeviceBuffer(number)
+            yield "swap_out_what_is_not_resident", SwapOut(number)
+            if held.committed == held.allocated < ledger.config.context_len:
+                yield "extend_what_is_not_resident", Extend((number,), (held.allocated + 1,))
+        else:
+            yield "decode_without_a_buffer", Decode((number,))
+            yield "bind_newest_without_a_buffer", BindNewest((number,))
+            if held.hosted < held.committed:
+                yield "buffer_for_what_is_not_on_the_host", DeviceBuffer(number)
+        break
+    for number in backed_up(ledger):
+        yield "extend_what_has_a_backup", Extend((number,), (1,))
+        if ledger.retracted[number].hosted > 1:
+            yield "prealloc_hisparse_less_than_the_backup", PreallocHisparse(number, 1)
+        break
 
 
 def _slots(ledger: SlotLedger, many: int, much: int) -> Iterator[tuple[str, Operation]]:

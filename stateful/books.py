@@ -54,6 +54,12 @@ class Read(Protocol):
     def read_map(self, pages: Sequence[int]) -> Sequence[int]:
         """The window page of each page, 0 for none."""
 
+    def read_device_map(self, pages: Sequence[int]) -> Sequence[int]:
+        """The device page of each page, 0 for none."""
+
+    def read_held(self, what: str, request: int) -> Sequence[int]:
+        """The pages of a request's "buffer", or its "host" pages."""
+
 
 class Recent(Generic[Kept]):
     """What is remembered of the last batches, by their requests. Ledger and subject forget by the same rule."""
@@ -99,6 +105,7 @@ class Books:
         self.duplicates = 0
         self.moved: list[int] = []
         self.gave = 0
+        self.returned: list[int] | None = None  # the slots that a HiSparse call has to return
 
     @property
     def free_rows(self) -> int:
@@ -131,6 +138,7 @@ class Books:
         self.published.clear()
         self.moved.clear()
         self.duplicates = self.gave = 0
+        self.returned = None
         self.cache.changed.clear()
         match operation:
             case BadCall(call=call):
@@ -139,7 +147,8 @@ class Books:
                 for number in requests:
                     if isinstance(operation, Release) and operation.checkpoint:
                         self._publish(self.live[number], operation.known)
-                    self._unbind(number, retracted=isinstance(operation, Retract))
+                    backup = isinstance(operation, Retract) and operation.backup
+                    self._unbind(number, retracted=isinstance(operation, Retract), backup=backup)
             case ReleaseOverallocated(request=number):
                 held = self.live[number]
                 self._free(held, -(-held.committed // self.config.page_size))
@@ -164,6 +173,8 @@ class Books:
                 for pool in self.pools.all():
                     pool.close_group()
         self._grow(operation, verdict, read)
+        if self.config.hisparse is not None:
+            self._offload(operation, verdict, read)
         if isinstance(operation, (Extend, Decode, SpecReserve, Commit)):
             self.batches.remember(operation.requests, self.bindings(operation.requests))
 
@@ -211,9 +222,11 @@ class Books:
             held.hole = (held.protected, growth.start)
             held.pages += [0] * ((growth.start - held.protected) // self.config.page_size)
 
-    def _unbind(self, number: int, *, retracted: bool) -> None:
+    def _unbind(self, number: int, *, retracted: bool, backup: bool = False) -> None:
         held = self.live[number]
         self.told.append((held.text, held.committed))
+        if self.config.hisparse is not None:
+            self._free_offloaded(held, backup=backup)
         self._free(held, max(held.protected, held.hole[1]) // self.config.page_size)
         del self.live[number]
         self.cache.release(held)
@@ -224,6 +237,12 @@ class Books:
         self.last_gone = number
         if retracted:
             self.retracted[number] = held
+
+    def _offload(self, operation: Operation, verdict: Legal, read: Read) -> None:
+        """See `offload_books`."""
+
+    def _free_offloaded(self, held: Held, *, backup: bool) -> None:
+        """See `offload_books`."""
 
     def _free(self, held: Held, keep: int) -> None:
         """Give up the request's pages past the first `keep`, those that are gone already excepted."""

@@ -91,9 +91,11 @@ class FullChecker(StateChecker):
         self.records = np.zeros_like(self.state.records[:-1])
         self.table = self.state.slots.copy()
         self.cache = self.state.cache.copy()
-        window = ledger.pools.window
-        window_pages = None if window is None else window.num_pages
-        self.stamps = Stamps(ledger.config.num_pages, ledger.config.page_size, self.table.shape, window_pages)
+        pools = ledger.pools
+        self.maps = {"window": pools.map, "device": pools.device_map}
+        second = {"window": pools.window, "device": pools.device}
+        sizes = {name: pool.num_pages for name, pool in second.items() if pool is not None}
+        self.stamps = Stamps(ledger.config.num_pages, ledger.config.page_size, self.table.shape, sizes)
         self.since_audit = 0
 
     def read_row(self, request: int, start: int, end: int) -> Int64:
@@ -120,7 +122,8 @@ class FullChecker(StateChecker):
             and state.slots.tobytes() == self.table.tobytes()
             and state.cache.tobytes() == self.cache.tobytes()
             and all(ledger.agree(pool) for ledger, pool in zip(self.expected, state.pools.values(), strict=True))
-            and (books.window is None or self._map() == books.map)
+            and (books.window is None or self._map("window") == books.map)
+            and (books.device is None or (self._map("device") == books.device_map and state.held == self._held()))
         )
         self.since_audit += 1
         if not sound or self.since_audit == AUDIT_EVERY:
@@ -128,7 +131,7 @@ class FullChecker(StateChecker):
             self.since_audit = 0
         self.checks.update(_FULL)
         self.checks["KV-9"] += self.ledger.cache.on
-        self.checks["KV-10"] += books.window is not None
+        self.checks["KV-10"] += books.window is not None or books.device is not None
         self.checks["KV-11"] += books.group_open
         self.checks["KV-16"] += bool(books.leases)
         self._counts(operation)
@@ -136,7 +139,7 @@ class FullChecker(StateChecker):
             if growth.end > growth.start:
                 row = self.row_of[growth.request]
                 slots = state.slots[row, growth.start : growth.end]
-                self.stamps.write(self.ledger.live[growth.request], row, growth.start, slots, books.map)
+                self.stamps.write(self.ledger.live[growth.request], row, growth.start, slots, self.maps)
         self.stamps.check(state)
 
     def _expect(self, verdict: Legal) -> None:
@@ -150,7 +153,8 @@ class FullChecker(StateChecker):
         for number in (*(growth.request for growth in verdict.growth), *verdict.touched):
             held = live[number]
             lens = held.protected, held.committed, held.allocated
-            self.records[:, self.row_of[number]] = *lens, held.cursor, held.floor, *held.hole
+            offloaded = held.resident, held.hosted, len(held.buffer), held.newest
+            self.records[:, self.row_of[number]] = *lens, held.cursor, held.floor, *held.hole, *offloaded
         for number in verdict.touched:
             self.stamps.forget(self.row_of[number], live[number].allocated)
         if self.ledger.pools.is_pure:
@@ -205,20 +209,54 @@ class FullChecker(StateChecker):
         for ledger, (name, pool) in zip(self.expected, state.pools.items(), strict=True):
             if not ledger.agree(pool):
                 raise Broken(*_disagreement(operation, name, pool, ledger))
-        if self.ledger.pools.window is not None and self._map() != self.ledger.pools.map:
-            mapped, expected = self._map(), self.ledger.pools.map
+        pools = self.ledger.pools
+        for name, expected in (("window", pools.map), ("device", pools.device_map)):
+            mapped = self._map(name) if name in state.maps else {}
+            if mapped == expected:
+                continue
             page = min(set(mapped.items()) ^ set(expected.items()))[0]
-            what = f"the map has {page} -> {mapped.get(page, 0)}, should be {expected.get(page, 0)}"
+            what = f"the {name} map has {page} -> {mapped.get(page, 0)}, should be {expected.get(page, 0)}"
             raise Broken("KV-10", f"after {operation.name}: {what}", pages=(page,))
+        if pools.device is not None and state.held != self._held():
+            found, right = state.held, self._held()
+            wrong = next(name for name in right if found[name] != right[name])
+            raise Broken("KV-10", f"after {operation.name}: {wrong}: {found[wrong]}, should be {right[wrong]}")
 
     def read_map(self, pages: Sequence[int]) -> list[int]:
         """The window page of each page, as last observed."""
-        found = self._map()
+        found = self._map("window")
         return [found.get(page, 0) for page in pages]
 
-    def _map(self) -> dict[int, int]:
-        mapped, target = self.state.maps["window"]
+    def read_device_map(self, pages: Sequence[int]) -> list[int]:
+        """The device page of each page, as last observed."""
+        found = self._map("device")
+        return [found.get(page, 0) for page in pages]
+
+    def read_held(self, what: str, request: int) -> list[int]:
+        """The pages of a request's buffer, or its host pages, as last observed."""
+        row = next((row for row, number in self.state.bound.items() if number == request), 0)
+        return list(self.state.held[what].get(row, ()))
+
+    def _map(self, name: str) -> dict[int, int]:
+        mapped, target = self.state.maps[name]
         return dict(zip(mapped.tolist(), target.tolist(), strict=True))
+
+    def _held(self) -> dict[str, dict[int, tuple[int, ...]]]:
+        """What requests have to hold on device and host, by row, and as back-ups."""
+        held: dict[str, dict[int, tuple[int, ...]]] = {"buffer": {}, "host": {}, "newest": {}, "backup": {}}
+        size = self.state.page_size
+        for number, row in sorted(self.row_of.items(), key=lambda item: item[1]):
+            one = self.ledger.live[number]
+            if one.buffer:
+                held["buffer"][row] = tuple(one.buffer)
+                if one.newest:
+                    at = one.newest - 1
+                    slot = one.pages[at // size] * size + at % size
+                    held["newest"][row] = (slot, one.buffer[0] * self.ledger.a_page)
+            if one.host:
+                held["host"][row] = tuple(one.host)
+        held["backup"] = {n: tuple(one.backup) for n, one in self.ledger.retracted.items() if one.backup}
+        return held
 
 
 AUDIT_EVERY = 16

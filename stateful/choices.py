@@ -18,10 +18,13 @@ from .operations import (
     Alloc,
     AllocDecode,
     AllocExtend,
+    BindNewest,
     Checkpoint,
     Clear,
     Commit,
     Decode,
+    DeviceBuffer,
+    DropBackup,
     Evict,
     Extend,
     FillHole,
@@ -33,11 +36,13 @@ from .operations import (
     Lease,
     Operation,
     Prealloc,
+    PreallocHisparse,
     Release,
     ReleaseOverallocated,
     Retire,
     Retract,
     SpecReserve,
+    SwapOut,
     WindowEvict,
 )
 from .slot_ledger import SlotLedger
@@ -80,7 +85,20 @@ def with_hole(ledger: Ledger) -> list[int]:
 
 def _can_decode(ledger: Ledger) -> list[int]:
     limit = ledger.config.context_len
-    return [n for n in settled(ledger) if ledger.live[n].allocated < limit]
+    return [n for n in admitted(ledger, settled(ledger)) if ledger.live[n].allocated < limit]
+
+
+def admitted(ledger: Ledger, numbers: list[int]) -> list[int]:
+    """Those of them that may decode: with HiSparse, those with a device buffer."""
+    return [n for n in numbers if ledger.live[n].buffer] if ledger.config.hisparse else numbers
+
+
+def _can_extend(ledger: Ledger) -> list[int]:
+    """Settled requests and retracted ones; with HiSparse, those that are resident, and no back-ups."""
+    old = [*settled(ledger), *ledger.retracted]
+    if ledger.config.hisparse is None:
+        return old
+    return [n for n in old if (held := ledger.get(n)).backup is None and held.resident == held.allocated]
 
 
 def drafted(ledger: Ledger) -> list[int]:
@@ -147,7 +165,7 @@ def _room(ledger: Ledger) -> int:
 
 def _extend(ledger: Ledger, who: int, many: int, much: int) -> Operation:
     count = SIZES[many % len(SIZES)]
-    old = [*settled(ledger), *ledger.retracted]
+    old = _can_extend(ledger)
     fresh = new_number(ledger)
     new = min(count, ledger.free_rows) if much % 32 != 31 else count
     # Newest first: new requests are the newest of all.
@@ -228,7 +246,7 @@ def _decode(ledger: Ledger, who: int, many: int, much: int) -> Operation:
 def _spec_reserve(ledger: Ledger, who: int, many: int, much: int) -> Operation:
     size, most = ledger.config.page_size, ledger.reserve
     reserve = (1, size, size + 1, most, most // 2, size - 1, 2 * size, most - 1)[much % 8]
-    requests = members(whole(ledger), who, many)
+    requests = members(admitted(ledger, whole(ledger)), who, many)
     return SpecReserve(requests, max(1, min(reserve, most)), _kept(ledger, requests, much // 8))
 
 
@@ -251,7 +269,8 @@ def _release(ledger: Ledger, who: int, many: int, much: int) -> Operation:
 
 
 def _retract(ledger: Ledger, who: int, many: int, much: int) -> Operation:
-    return Retract(members(list(ledger.live), who, many // 4))
+    backup = ledger.config.hisparse is not None and much % 3 != 0
+    return Retract(members(list(ledger.live), who, many // 4), backup)
 
 
 def _window_evict(ledger: Ledger, who: int, many: int, much: int) -> Operation:
@@ -278,6 +297,54 @@ def _late_result(ledger: Ledger, who: int, many: int, much: int) -> Operation:
             most = max(min(held.allocated, ledger.config.context_len) - held.committed, 0)
         accepted.append(min((1, most, 0, 2, most // 2)[(much + i) % 5], most))
     return LateResult(number, tuple(accepted))
+
+
+def _prealloc_hisparse(ledger: Ledger, who: int, many: int, much: int) -> Operation:
+    old = list(ledger.retracted)
+    number = members(old, who, 0)[0] if old and who % 2 else new_number(ledger)
+    size, limit, least = ledger.config.page_size, ledger.config.context_len, ledger.get(number).hosted
+    fill = max(target(0, size, limit, ledger.pages.free, much, bound=False), least)
+    tail = -1
+    if ledger.pools.window is not None and many % 3:
+        pages = (0, 1, fill // size, fill // size - 1)[much // 16 % 4]
+        tail = min(max(pages, 0) * size + fill % size, fill)
+    return PreallocHisparse(number, fill, tail)
+
+
+def resident(ledger: Ledger) -> list[int]:
+    """Live requests that lie on the device by the map."""
+    return [n for n, held in ledger.live.items() if held.resident]
+
+
+def _swap_out(ledger: Ledger, who: int, many: int, much: int) -> Operation:
+    ready = resident(ledger)
+    behind = [n for n in ready if ledger.live[n].hosted < ledger.live[n].committed]
+    return SwapOut(members(behind or ready, who, 0)[0])
+
+
+def on_host(ledger: Ledger) -> list[int]:
+    """Live requests that can be admitted."""
+    return [
+        n for n, held in ledger.live.items() if not held.buffer and held.hosted == held.committed == held.allocated > 0
+    ]
+
+
+def _device_buffer(ledger: Ledger, who: int, many: int, much: int) -> Operation:
+    return DeviceBuffer(members(on_host(ledger), who, 0)[0])
+
+
+def _bind_newest(ledger: Ledger, who: int, many: int, much: int) -> Operation:
+    requests = members(admitted(ledger, list(ledger.live)), who, many)
+    return BindNewest(requests, _kept(ledger, requests, much))
+
+
+def backed_up(ledger: Ledger) -> list[int]:
+    """Retracted requests with a back-up on the host."""
+    return [n for n, held in ledger.retracted.items() if held.backup is not None]
+
+
+def _drop_backup(ledger: Ledger, who: int, many: int, much: int) -> Operation:
+    return DropBackup(members(backed_up(ledger), who, 0)[0])
 
 
 def _free_group_begin(ledger: Any, who: int, many: int, much: int) -> Operation:
@@ -337,16 +404,13 @@ Pick = dict[str, Callable[[Any, int, int, int], Operation]]
 
 ENGINE_POSSIBLE: Possible = {
     "extend": lambda ledger: True,
-    "decode": lambda ledger: any(
-        held.committed == held.allocated < ledger.config.context_len and not held.hole[1]
-        for held in ledger.live.values()
-    ),
-    "spec_reserve": lambda ledger: ledger.reserve and whole(ledger),
+    "decode": _can_decode,
+    "spec_reserve": lambda ledger: ledger.reserve and admitted(ledger, whole(ledger)),
     "commit": _has_draft,
     "release_overallocated": _has_draft,
     "release": lambda ledger: ledger.live,
     "retract": lambda ledger: ledger.live,
-    "prealloc": lambda ledger: True,
+    "prealloc": lambda ledger: ledger.config.hisparse is None,
     "fill_hole": with_hole,
     "checkpoint": lambda ledger: ledger.cache.on and whole(ledger),
     "evict": lambda ledger: ledger.cache.on,
@@ -356,6 +420,11 @@ ENGINE_POSSIBLE: Possible = {
     "late_result": lambda ledger: ledger.pools.leases,
     "free_group_begin": lambda ledger: not ledger.pages.group_open,
     "free_group_end": _group_is_open,
+    "prealloc_hisparse": lambda ledger: ledger.config.hisparse,
+    "swap_out": resident,
+    "device_buffer": on_host,
+    "bind_newest": lambda ledger: ledger.config.hisparse and admitted(ledger, list(ledger.live)),
+    "drop_backup": backed_up,
     "bad_call": lambda ledger: True,
 }
 ENGINE_PICK: Pick = {
@@ -376,6 +445,11 @@ ENGINE_PICK: Pick = {
     "late_result": _late_result,
     "free_group_begin": _free_group_begin,
     "free_group_end": _free_group_end,
+    "prealloc_hisparse": _prealloc_hisparse,
+    "swap_out": _swap_out,
+    "device_buffer": _device_buffer,
+    "bind_newest": _bind_newest,
+    "drop_backup": _drop_backup,
 }
 SLOT_POSSIBLE: Possible = {
     "alloc": lambda ledger: True,

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..config import KVCacheConfig
 from ..errors import BadArgument
+from ..hisparse import HiSparse
 from ..sizing import Speculation
 from ..window import Window
 
@@ -46,9 +47,11 @@ class Configuration(KVCacheConfig):
             raise BadArgument("KV-15", "config", f"has unknown fields {sorted(unknown)}")
         speculation, window = data.get("speculation"), data.get("window")
         try:
+            hisparse = data.get("hisparse")
             parts = {
                 "speculation": Speculation(**speculation) if speculation else None,
                 "window": Window(**window) if window else None,
+                "hisparse": HiSparse(**hisparse) if hisparse else None,
             }
             return cls(**{**data, **parts})
         except TypeError as error:

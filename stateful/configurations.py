@@ -5,6 +5,7 @@ config = configuration("engine", pages=3, rows=0, shape=12)
 
 from __future__ import annotations
 
+from ..hisparse import HiSparse
 from ..sizing import Speculation
 from ..window import Window
 from .configuration import Configuration
@@ -46,7 +47,10 @@ def configuration(
         )
     if max_requests >= 17:  # Room for batches of 17, each with two pages or more.
         num_pages = max(num_pages, 48)
-    prefix_cache = "none" if (shape + pages) % 4 == 0 else "radix"
+    prefix_cache = "none" if (shape + pages) % 3 == 0 else "radix"
+    hisparse = None
+    if prefix_cache == "none" and (rows + shape) % 3:
+        hisparse = _hisparse(rows + pages, page_size, num_pages)
     return Configuration(
         page_size,
         num_pages,
@@ -55,14 +59,23 @@ def configuration(
         device,
         prefix_cache=prefix_cache,
         need_sort=need_sort,
-        window=_window(shape + 2 * rows + pages, page_size, num_pages, prefix_cache),
+        window=_window(shape + 2 * rows + pages, page_size, num_pages, prefix_cache, beside=hisparse is not None),
+        hisparse=hisparse,
         eviction=EVICTION[(rows + shape) % len(EVICTION)],
         speculation=SPECULATION[(shape + rows) % len(SPECULATION)],
         checked=checked,
     )
 
 
-def _window(draw: int, page_size: int, num_pages: int, prefix_cache: str) -> Window | None:
+def _hisparse(draw: int, page_size: int, num_pages: int) -> HiSparse:
+    """Device and host pools that run short before, with or after the logical one; buffers of up to a few pages."""
+    device = (num_pages, max(num_pages // 2, 3), num_pages + 4, max(num_pages * 2 // 3, 3))[draw % 4]
+    host = (num_pages + 2, max(num_pages * 2 // 3, 3), 2 * num_pages)[draw % 3]
+    buffer = (page_size, 2 * page_size, 1, page_size + 1, 4 * page_size)[draw % 5]
+    return HiSparse(device, host, buffer, 4 if page_size % 4 == 0 and draw // 2 % 2 else 1)
+
+
+def _window(draw: int, page_size: int, num_pages: int, prefix_cache: str, *, beside: bool) -> Window | None:
     """None for half of the draws; else mostly a second pool, of a size that runs short before, with or after the first,
     and a window below, at and above a page."""
     if draw % 2 == 0:
@@ -71,9 +84,9 @@ def _window(draw: int, page_size: int, num_pages: int, prefix_cache: str) -> Win
     size = (page_size, 1, page_size + 1, 2 * page_size, max(page_size - 1, 1), 3 * page_size)[draw % 6]
     interval = (0, 0, page_size, 1)[draw % 4]
     floor = (0, 1, 0, page_size + 1)[draw // 2 % 4] if prefix_cache == "none" else 0
-    if draw % 7 == 5:
+    if draw % 7 == 5 and not beside:
         return Window(size, kind="pure", interval=interval, floor=floor)
-    if draw % 14 == 6 and prefix_cache == "none":
+    if draw % 14 == 6 and prefix_cache == "none" and not beside:
         return Window(size, kind="ring")
     pool = (num_pages, max(num_pages * 3 // 4, 2), 2 * num_pages, max(num_pages - 1, 2), num_pages + 3)[draw % 5]
     return Window(size, pool, interval=interval, floor=floor)

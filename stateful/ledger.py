@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import BadArgument, ContractError, DoubleFree, RowOverflow, StaleRow
-from .books import Books
 from .configuration import Configuration
+from .offload_books import OffloadBooks
 from .operations import (
     BadCall,
+    BindNewest,
     Checkpoint,
     Commit,
     Decode,
+    DeviceBuffer,
+    DropBackup,
     Evict,
     Extend,
     FillHole,
@@ -27,20 +30,22 @@ from .operations import (
     Lease,
     Operation,
     Prealloc,
+    PreallocHisparse,
     Release,
     ReleaseOverallocated,
     Retire,
     Retract,
     SpecReserve,
+    SwapOut,
     WindowEvict,
 )
 from .prefixes import CachedPage
 from .texts import Text
-from .verdicts import Bad, Growth, Legal, Short, Verdict
+from .verdicts import Bad, Growth, Held, Legal, Short, Verdict
 from .window_prefixes import WindowPrefixes
 
 
-class Ledger(Books):
+class Ledger(OffloadBooks):
     """The books, and what may come next."""
 
     def __init__(self, config: Configuration) -> None:
@@ -64,6 +69,8 @@ class Ledger(Books):
                 return self._bad_batch(requests, kept) or self._commit(operation)
             case ReleaseOverallocated(request=number):
                 return Legal(touched=(number,)) if self.get(number).bound else Bad(StaleRow, "reqs")
+            case Retract(backup=True) if self.config.hisparse is None:
+                return Bad(BadArgument, "backup")
             case Release(requests=requests) | Retract(requests=requests):
                 bad = self._bad_requests(requests)
                 unbound = not all(self.get(number).bound for number in requests)
@@ -96,6 +103,19 @@ class Ledger(Books):
                 return Legal() if number in self.pools.leases else self._no_lease(number, DoubleFree)
             case LateResult():
                 return self._late_result(operation)
+            case PreallocHisparse():
+                return self._prealloc_hisparse(operation)
+            case SwapOut(request=number) | DeviceBuffer(request=number):
+                held = self.get(number)
+                if not held.bound:
+                    return Bad(StaleRow, "reqs")
+                if self.config.hisparse is None:
+                    return Bad(BadArgument, "req")
+                return self._swap_out(held) if isinstance(operation, SwapOut) else self._device_buffer(held)
+            case BindNewest(requests=requests, kept=kept):
+                return self._bad_batch(requests, kept) or self._bind_newest(requests)
+            case DropBackup(request=number):
+                return Bad(BadArgument, "req") if self.get(number).backup is None else Legal()
             case FreeGroupBegin():
                 return Bad(BadArgument, "free_group", "KV-11") if self.pools.group_open else Legal()
             case FreeGroupEnd():
@@ -122,6 +142,8 @@ class Ledger(Books):
             return Bad(BadArgument, "seq_lens")
         if any(held.hole[1] or held.committed != held.allocated for held in members):
             return Bad(BadArgument, "reqs")
+        if self.config.hisparse and any(h.backup is not None or h.resident != h.allocated for h in members):
+            return Bad(BadArgument, "reqs")
         for held, seq in zip(members, op.seq_lens, strict=True):
             if seq < held.allocated or (seq == 0 and not held.bound):
                 return Bad(BadArgument, "seq_lens")
@@ -141,10 +163,13 @@ class Ledger(Books):
             return Short("rows", len(hits), self.free_rows)
         evicting = () if self.cache.on else tuple(held.number for held in members if held.bound)
         returns = sum(g.end - g.start for g in growth)
-        return self._room_for(tuple(growth), returns=returns, hits=tuple(hits), evicting=evicting)
+        device = sum(self.pages.needed(g.start, g.end) for g in growth) if self.config.hisparse else 0
+        return self._room_for(tuple(growth), returns=returns, hits=tuple(hits), evicting=evicting, device_pages=device)
 
     def _prealloc(self, op: Prealloc) -> Verdict:
         size, limit = self.config.page_size, self.config.context_len
+        if self.config.hisparse is not None:
+            return Bad(BadArgument, "req")
         if self.get(op.request).bound:
             return Bad(StaleRow, "req")
         if op.fill_len < 1 or op.fill_len > (op.fill_len if op.tokens < 0 else op.tokens):
@@ -173,6 +198,8 @@ class Ledger(Books):
         members = [self.live[number] for number in requests]
         if any(held.hole[1] or held.committed != held.allocated for held in members):
             return Bad(BadArgument, "batch")
+        if self.config.hisparse and not all(held.buffer for held in members):
+            return Bad(BadArgument, "batch")
         if any(held.allocated + 1 > self.config.context_len for held in members):
             return Bad(RowOverflow, "batch", "KV-4")
         growth = tuple(Growth(h.number, h.allocated, h.allocated + 1, h.allocated + 1) for h in members)
@@ -180,6 +207,8 @@ class Ledger(Books):
 
     def _spec_reserve(self, op: SpecReserve) -> Verdict:
         if any(self.live[number].hole[1] for number in op.requests):
+            return Bad(BadArgument, "batch")
+        if self.config.hisparse and not all(self.live[number].buffer for number in op.requests):
             return Bad(BadArgument, "batch")
         if not self.reserve or not 1 <= op.reserve <= self.reserve:
             return Bad(BadArgument, "reserve")
@@ -202,6 +231,54 @@ class Ledger(Books):
         return Legal(
             tuple(Growth(h.number, h.allocated, h.allocated, to) for h, to in zip(members, settled, strict=True))
         )
+
+    def _prealloc_hisparse(self, op: PreallocHisparse) -> Verdict:
+        size = self.config.page_size
+        if self.config.hisparse is None:
+            return Bad(BadArgument, "req")
+        held = self.get(op.request)
+        if held.bound:
+            return Bad(StaleRow, "req")
+        if op.fill_len < 1 or op.fill_len > (op.fill_len if op.tokens < 0 else op.tokens):
+            return Bad(BadArgument, "fill_len")
+        if op.fill_len > self.config.context_len:
+            return Bad(RowOverflow, "fill_len", "KV-4")
+        window_from = None
+        if op.swa_tail_len != -1:
+            tail = op.fill_len - op.swa_tail_len
+            if self.pools.window is None or not 0 <= op.swa_tail_len <= op.fill_len or tail % size:
+                return Bad(BadArgument, "swa_tail_len")
+            window_from = tail or None
+        if held.backup is not None and op.fill_len < held.hosted:
+            return Bad(BadArgument, "fill_len")
+        if not self.free_rows:
+            return Short("rows", 1, 0)
+        growth = (Growth(op.request, 0, op.fill_len, op.fill_len),)
+        hits: tuple[tuple[Text, list[CachedPage]], ...] = ((self.text_of(op.request), []),)
+        host = -(-op.fill_len // size) - len(held.backup or ())
+        return self._room_for(growth, returns=None, hits=hits, window_from=window_from, host_pages=host)
+
+    def _swap_out(self, held: Held) -> Verdict:
+        if not held.resident:
+            return Bad(BadArgument, "req")
+        pages = -(-held.committed // self.config.page_size) - len(held.host)
+        return self._room_for((), returns=None, host_pages=pages, touched=(held.number,))
+
+    def _device_buffer(self, held: Held) -> Verdict:
+        if held.buffer or not held.hosted == held.committed == held.allocated:
+            return Bad(BadArgument, "req")
+        resident = -(-held.resident // self.config.page_size)
+        pages = max(self.wanted_buffer(held, held.allocated) - resident, 0)
+        return self._room_for((), returns=None, device_pages=pages, touched=(held.number,))
+
+    def _bind_newest(self, requests: tuple[int, ...]) -> Verdict:
+        members = [self.live[number] for number in requests]
+        if self.config.hisparse is None or not all(held.buffer for held in members):
+            return Bad(BadArgument, "batch")
+        size = self.config.page_size
+        device = sum(self.wanted_buffer(held, held.committed) - len(held.buffer) for held in members)
+        host = sum(-(-max(held.hosted, held.committed - 1) // size) - len(held.host) for held in members)
+        return self._room_for((), returns=None, device_pages=device, host_pages=host, touched=requests)
 
     def _late_result(self, op: LateResult) -> Verdict:
         lease = self.pools.leases.get(op.lease)
@@ -263,6 +340,9 @@ class Ledger(Books):
         hits: tuple[tuple[Text, list[CachedPage]], ...] = (),
         window_from: int | None = None,
         evicting: tuple[int, ...] = (),
+        device_pages: int = 0,
+        host_pages: int = 0,
+        touched: tuple[int, ...] = (),
     ) -> Verdict:
         """Legal or Short. window_from: only what lies behind it has window pages; evicting: whose windows go first."""
         pages, window = sum(self.pages.needed(g.start, g.end) for g in growth), self.pools.window
@@ -282,7 +362,10 @@ class Ledger(Books):
                 reclaimable += self.cache.live_unlocked - self.cache.pinned_window(path for _, path in hits)
             if window_pages > window.free + reclaimable:
                 return Short("window", window_pages, window.free, reclaimable)
-        return Legal(growth, pages, returns, (), hits, window_pages, window_from, gives_up)
+        for name, need in (("device", device_pages), ("host", host_pages)):
+            if need and need > self.pools.by_name(name).free:
+                return Short(name, need, self.pools.by_name(name).free)
+        return Legal(growth, pages, returns, touched, hits, window_pages, window_from, gives_up)
 
 
 def _largest_reserve(config: Configuration) -> int:

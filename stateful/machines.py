@@ -141,6 +141,11 @@ class PathMachine(Machine):
     late_result = _rule("late_result", ENGINE_POSSIBLE)
     free_group_begin = _rule("free_group_begin", ENGINE_POSSIBLE)
     free_group_end = _rule("free_group_end", ENGINE_POSSIBLE)
+    prealloc_hisparse = _rule("prealloc_hisparse", ENGINE_POSSIBLE)
+    swap_out = _rule("swap_out", ENGINE_POSSIBLE)
+    device_buffer = _rule("device_buffer", ENGINE_POSSIBLE)
+    bind_newest = _rule("bind_newest", ENGINE_POSSIBLE)
+    drop_backup = _rule("drop_backup", ENGINE_POSSIBLE)
     bad_call = _rule("bad_call", ENGINE_POSSIBLE)
 
 

@@ -224,6 +224,13 @@ def _changes(config: Configuration) -> Iterator[dict[str, Any]]:
         yield {"prefix_cache": "none", "eviction": "lru"}
     if config.eviction != "lru":
         yield {"eviction": "lru"}
+    if config.hisparse is not None:
+        yield {"hisparse": None}
+        for name in ("ratio", "buffer_size", "device_pages", "host_pages"):
+            for less in _less(getattr(config.hisparse, name)):
+                size: dict[str, Any] = {name: less}
+                with suppress(KVCacheError):
+                    yield {"hisparse": replace(config.hisparse, **size)}
     if config.need_sort:
         yield {"need_sort": False}
     if config.window is not None:

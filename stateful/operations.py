@@ -135,10 +135,11 @@ class Release(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Retract(Operation):
-    """Take requests back to make room; an extend resumes them."""
+    """Take requests back to make room; an extend resumes them. `backup`: what is on the host stays there."""
 
     name: ClassVar[str] = "retract"
     requests: Numbers
+    backup: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,50 @@ class FreeGroupEnd(Operation):
     """What was queued is free."""
 
     name: ClassVar[str] = "free_group_end"
+
+
+@dataclass(frozen=True, slots=True)
+class PreallocHisparse(Operation):
+    """Logical pages and host slots for `fill_len` tokens of a request without a row."""
+
+    name: ClassVar[str] = "prealloc_hisparse"
+    request: int
+    fill_len: int
+    swa_tail_len: int = -1
+    tokens: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SwapOut(Operation):
+    """Host slots for what a resident request has committed."""
+
+    name: ClassVar[str] = "swap_out"
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBuffer(Operation):
+    """Admit a request whose KV is on the host: its device buffer."""
+
+    name: ClassVar[str] = "device_buffer"
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class BindNewest(Operation):
+    """The last committed token of each into the reserved slot of its buffer."""
+
+    name: ClassVar[str] = "bind_newest"
+    requests: Numbers
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DropBackup(Operation):
+    """Give up what a retraction has kept on the host."""
+
+    name: ClassVar[str] = "drop_backup"
+    request: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +311,7 @@ class BadCall(Operation):
 ENGINE_OPERATIONS = (
     Extend, Decode, SpecReserve, Commit, ReleaseOverallocated, Release, Retract, Prealloc, FillHole, Checkpoint, Evict,
     WindowEvict, Lease, Retire, LateResult, FreeGroupBegin, FreeGroupEnd,
+    PreallocHisparse, SwapOut, DeviceBuffer, BindNewest, DropBackup,
 )  # fmt: skip
 SLOT_OPERATIONS = (Alloc, AllocExtend, AllocDecode, Free, FreeSegment, Clear, FreeGroupBegin, FreeGroupEnd)
 BY_NAME: dict[str, type[Operation]] = {c.name: c for c in (*ENGINE_OPERATIONS, *SLOT_OPERATIONS, RawCall)}

@@ -47,14 +47,45 @@ class Pools:
         self.window: PageLedger | None = None
         if config.window is not None and kind == "pool":
             self.window = PageLedger(config.window.num_pages, config.page_size)
-        self.name = "window" if self.is_pure else "full"
+        self.name = "logical" if config.hisparse else "window" if self.is_pure else "full"
+        self.device: PageLedger | None = None
+        self.host: PageLedger | None = None
+        if config.hisparse is not None:
+            self.device = PageLedger(config.hisparse.device_pages, config.page_size)
+            self.host = PageLedger(config.hisparse.host_pages, config.page_size)
+        self.device_map: dict[int, int] = {}
         self.map: dict[int, int] = {}
         self.leases: dict[int, LeaseLedger] = {}
         self.quarantine: list[Waiting] = []
 
     def all(self) -> list[PageLedger]:
-        """The pools there are."""
-        return [self.main] if self.window is None else [self.main, self.window]
+        """The pools there are, in the order in which a shortage is looked for."""
+        return [pool for pool in (self.main, self.window, self.device, self.host) if pool is not None]
+
+    def by_name(self, name: str) -> PageLedger:
+        """The pool of this name."""
+        others = {"window": self.window, "device": self.device, "host": self.host}
+        pool = self.main if name == self.name else others[name]
+        assert pool is not None
+        return pool
+
+    def free_other(self, name: str, held: Held, pages: Sequence[int]) -> None:
+        """Device or host pages that a request gives up: while any lease covers it, all of them wait."""
+        for page in pages:
+            self._free(self.by_name(name), name, held, -1, page)
+
+    def take_other(self, name: str, held: Held, pages: Sequence[int]) -> None:
+        """Device or host pages that the subject chose."""
+        for page in pages:
+            self.by_name(name).take(held, page)
+
+    def take_resident(self, held: Held, pages: Sequence[int], found: Sequence[int]) -> None:
+        """`found` are the device pages that the subject has mapped new logical pages to."""
+        for page, device_page in zip(pages, found, strict=True):
+            if not device_page:
+                raise Broken("KV-10", f"request {held.number}: page {page} was taken and has no device page", (page,))
+            self.take_other("device", held, [device_page])
+            self.device_map[page] = device_page
 
     @property
     def group_open(self) -> bool:
@@ -93,16 +124,17 @@ class Pools:
         del self.leases[number]
         waiting, self.quarantine = self.quarantine, []
         for item in waiting:
-            if item.place < self.covered(item.number, item.binding):
+            covered = self.covered(item.number, item.binding)
+            if covered and item.place < covered:
                 self.quarantine.append(item)
             else:
-                pool = self.main if item.pool == self.name else self.window
-                assert pool is not None
+                pool = self.by_name(item.pool)
                 pool.quarantined.discard(item.page)
                 pool.give_back([item.page])
 
     def _free(self, pool: PageLedger, name: str, held: Held, index: int, page: int) -> None:
-        if self.leases and index < self.covered(held.number, held.binding):
+        covered = self.covered(held.number, held.binding) if self.leases else 0
+        if covered and index < covered:
             pool.quarantine(page)
             self.quarantine.append(Waiting(held.number, held.binding, index, page, name))
         else:

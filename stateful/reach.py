@@ -13,7 +13,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .ledger import Ledger
-from .operations import BadCall, Checkpoint, Commit, Evict, Extend, LateResult, Operation, Release, WindowEvict
+from .operations import (
+    BadCall,
+    BindNewest,
+    Checkpoint,
+    Commit,
+    DeviceBuffer,
+    Evict,
+    Extend,
+    LateResult,
+    Operation,
+    PreallocHisparse,
+    Release,
+    SwapOut,
+    WindowEvict,
+)
 from .verdicts import Legal, Short, Verdict
 
 
@@ -42,6 +56,10 @@ class Reach:
                     self.states["mid-page chunk"] += 1
                 if ledger.get(growth.request).retracted:
                     self.states["resumed"] += 1
+        elif isinstance(operation, DeviceBuffer):
+            held = ledger.live[operation.request]
+            pages = -(-held.resident // ledger.config.page_size)
+            self.states["buffer smaller than resident"] += ledger.wanted_buffer(held, held.allocated) < pages
         elif isinstance(operation, Release):
             if any(h.drafted and h.committed < h.allocated for h in map(ledger.get, operation.requests)):
                 self.states["stop inside the draft"] += 1
@@ -105,6 +123,8 @@ class Reach:
         pools, states = ledger.pools, self.states
         if pools.window is not None and not pools.window.unheld:
             states["second pool full"] += 1
+        for name, pool in (("device pool full", pools.device), ("host pool full", pools.host)):
+            states[name] += pool is not None and not pool.unheld
         if pools.group_open and isinstance(verdict, Short):
             states["group open over shortage"] += 1
         for lease in pools.leases.values():
@@ -132,6 +152,8 @@ def _takes_effect(operation: Operation, verdict: Legal, ledger: Any) -> bool:
         return bool(ledger.cache.changed)
     if isinstance(operation, WindowEvict):
         return bool(verdict.gives_up)
+    if isinstance(operation, (PreallocHisparse, SwapOut, DeviceBuffer, BindNewest)):
+        return bool(ledger.returned)
     if isinstance(operation, LateResult):
         return any(operation.accepted)
     return not verdict.growth or bool(verdict.hits) or any(g.end > g.start for g in verdict.growth)

@@ -26,10 +26,13 @@ from .operations import (
     AllocDecode,
     AllocExtend,
     BadCall,
+    BindNewest,
     Checkpoint,
     Clear,
     Commit,
     Decode,
+    DeviceBuffer,
+    DropBackup,
     Evict,
     Extend,
     FillHole,
@@ -41,12 +44,14 @@ from .operations import (
     Lease,
     Operation,
     Prealloc,
+    PreallocHisparse,
     RawCall,
     Release,
     ReleaseOverallocated,
     Retire,
     Retract,
     SpecReserve,
+    SwapOut,
     WindowEvict,
 )
 from .reach import Reach
@@ -149,6 +154,9 @@ class Runner:
                 # That so many came back in truth is the checker's business: it compares what is free with the ledger.
                 if out != self.ledger.gave:
                     raise Broken(clause, f"{operation.name} says it gave {out} slots back, it is {self.ledger.gave}")
+            elif self.ledger.returned is not None:
+                if out.tolist() != self.ledger.returned:
+                    raise Broken("KV-5", f"{operation.name} returned {out.tolist()}, should be {self.ledger.returned}")
             elif isinstance(operation, LateResult):
                 settled = {growth.request for growth in verdict.growth}
                 right = [number in settled for number in self.ledger.pools.leases[operation.lease].requests]
@@ -214,8 +222,8 @@ class Runner:
                 return subject.release_overallocated(request)
             case Release(requests, checkpoint, more):
                 return subject.release(requests, checkpoint, [self._tokens_of(number, more) for number in requests])
-            case Retract(requests):
-                return subject.retract(requests)
+            case Retract(requests, backup):
+                return subject.retract(requests, backup)
             case Prealloc(request, fill_len, total_prefix_len, tokens):
                 text = ledger.text_of(request, operation.prompt, operation.salt)
                 known, tail = text.tokens(fill_len if tokens < 0 else tokens), operation.swa_tail_len
@@ -238,6 +246,17 @@ class Runner:
                 return subject.free_group_begin()
             case FreeGroupEnd():
                 return subject.free_group_end()
+            case PreallocHisparse(request, fill_len, swa_tail_len, tokens):
+                known = ledger.text_of(request).tokens(fill_len if tokens < 0 else tokens)
+                return subject.prealloc_hisparse(request, fill_len, swa_tail_len, known)
+            case SwapOut(request):
+                return subject.swap_out(request)
+            case DeviceBuffer(request):
+                return subject.device_buffer(request)
+            case BindNewest(requests, kept):
+                return subject.bind_newest(requests, kept)
+            case DropBackup(request):
+                return subject.drop_backup(request)
         raise TypeError(f"the engine level has no operation {operation.name}")
 
     def _tokens_of(self, number: int, more: int) -> NDArray[np.int32]:

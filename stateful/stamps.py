@@ -1,13 +1,12 @@
 """Marks in every slot: what was written there, and by whom. Aliasing shows as wrong data, not only in the books.
 
-stamps = Stamps(num_pages, page_size, table_shape, window_pages)
-stamps.write(held, row, start, slots, window_of)
+stamps = Stamps(num_pages, page_size, table_shape, {"window": 12})
+stamps.write(held, row, start, slots, {"window": {1: 3}})
 stamps.check(state)             # Broken if someone else has written into a live slot since
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -41,21 +40,21 @@ class Stamps:
     """The pretended KV buffer, on the host: a content and an owner stamp in each slot, and which are expected where.
 
     The owner is the request whose page it is, 0 for what belongs to the prefix cache. `mark` is both in one number, so
-    that a check reads once. `window` is the buffer of the window layers, None without one: content stamps, written
-    and read through the map.
+    that a check reads once. `second` are the buffers of the window and of the device pool, as far as there are such:
+    content stamps, written and read through the map of that name.
     """
 
-    def __init__(self, num_pages: int, page_size: int, table_shape: tuple[int, ...], window_pages: int | None) -> None:
+    def __init__(self, num_pages: int, page_size: int, table_shape: tuple[int, ...], second: dict[str, int]) -> None:
         # Slot 0 stays zero: positions that mean nothing are read there and expect zero.
         self.content = np.zeros((num_pages + 1, page_size), dtype=np.int64)
         self.owner, self.mark = (np.zeros((num_pages + 1) * page_size, dtype=np.int64) for _ in range(2))
-        self.window = None if window_pages is None else np.zeros((window_pages + 1, page_size), dtype=np.int64)
+        self.second = {name: np.zeros((count + 1, page_size), dtype=np.int64) for name, count in second.items()}
         self.expected = np.zeros(table_shape, dtype=np.int64)
         self.live = np.zeros(table_shape, dtype=np.int32)
         self.page_size = page_size
 
-    def write(self, held: Held, row: int, start: int, slots: NDArray[Any], window_of: Mapping[int, int]) -> None:
-        """Stamp the positions from `start` on through their slots, and through the map. A page begins empty."""
+    def write(self, held: Held, row: int, start: int, slots: NDArray[Any], maps: dict[str, dict[int, int]]) -> None:
+        """Stamp the positions from `start` on through their slots, and through the maps. A page begins empty."""
         end, size = start + len(slots), self.page_size
         content = contents(held.text, start, end)
         pages = slots[-start % size :: size] // size
@@ -64,11 +63,12 @@ class Stamps:
         self.owner[slots] = held.number
         self.mark[slots] = self.expected[row, start:end] = content + _owner_mark([held.number])
         self.live[row, start:end] = 1
-        if self.window is not None:
-            self.window[[window_of.get(page, 0) for page in pages.tolist()]] = 0
-            window_page = np.array([window_of.get(page, 0) for page in (slots // size).tolist()], dtype=np.int64)
-            self.window.reshape(-1)[window_page * size + slots % size] = content
-            self.window[0] = 0
+        for name, buffer in self.second.items():
+            mapped = maps[name]
+            buffer[[mapped.get(page, 0) for page in pages.tolist()]] = 0
+            there = np.array([mapped.get(page, 0) for page in (slots // size).tolist()], dtype=np.int64)
+            buffer.reshape(-1)[there * size + slots % size] = content
+            buffer[0] = 0
 
     def share(self, held: Held, row: int, start: int, end: int) -> None:
         """[start, end) of the row lies on pages of the prefix cache, where somebody has written it."""
@@ -95,10 +95,10 @@ class Stamps:
             wrote = f"request {writer} wrote" if writer else "another request wrote for the prefix cache"
             where = f"request {state.bound.get(row)}, position {position}"
             raise Broken("KV-1", f"{where}: slot {slot} holds what {wrote}", rows=(row,))
-        if self.window is not None:
-            mapped, target = state.maps["window"]
-            wrong = (self.content[mapped] != self.window[target]).any(axis=1)
+        for name, buffer in self.second.items():
+            mapped, target = state.maps[name]
+            wrong = (self.content[mapped] != buffer[target]).any(axis=1)
             if wrong.any():
                 page = int(mapped[wrong.argmax()])
-                message = f"the window page {int(target[wrong.argmax()])} of page {page} holds what another one wrote"
+                message = f"the {name} page {int(target[wrong.argmax()])} of page {page} holds what another one wrote"
                 raise Broken("KV-10", message, pages=(page,))

@@ -101,7 +101,8 @@ class Broken(AssertionError):
 class Held:
     """What the ledger knows of a request: its text, lengths in tokens, its page at each page index (0 in an open
     hole and for what a pure window has given up), and the cached pages that it holds, whose window from `window_first`
-    on."""
+    on. With HiSparse: `resident` tokens have device pages by the map, `hosted` tokens lie on the `host` pages, `buffer`
+    are the pages of its device buffer, `backup` those on the host that a retraction has kept."""
 
     number: int
     protected: int = 0
@@ -111,6 +112,12 @@ class Held:
     cursor: int = 0
     floor: int = 0
     window_first: int = 0
+    resident: int = 0
+    hosted: int = 0
+    newest: int = 0
+    buffer: list[int] = field(default_factory=list)
+    host: list[int] = field(default_factory=list)
+    backup: list[int] | None = None
     pages: list[int] = field(default_factory=list)
     shared: list[Any] = field(default_factory=list)
     text: Text = NO_TEXT

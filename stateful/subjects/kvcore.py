@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ... import allocation, caching, leases, preallocation, release, window_eviction
+from ... import allocation, caching, leases, offload, preallocation, release, window_eviction
 from ...allocators.paged import PagedAllocator
 from ...config import PAGE_SIZES
 from ...contract import CONTRACT
@@ -100,9 +100,9 @@ class KvcoreEngine:
         for req in reqs:
             req.token_ids = ()  # those of a whole trace would fill the memory
 
-    def retract(self, requests: Sequence[int]) -> None:
+    def retract(self, requests: Sequence[int], backup: bool) -> None:
         with self.guard():
-            release.retract(self.manager, [self._req(number) for number in requests])
+            release.retract(self.manager, [self._req(number) for number in requests], backup=backup)
 
     def prealloc(
         self, request: int, fill_len: int, total_prefix_len: int, swa_tail_len: int, tokens: Tokens, salt: int
@@ -152,6 +152,34 @@ class KvcoreEngine:
         settled: list[bool] = leases.late_result(self.manager, self.leases.get(lease), accepted).tolist()
         return settled
 
+    def prealloc_hisparse(self, request: int, fill_len: int, swa_tail_len: int, tokens: Tokens) -> Int64:
+        req = self._told(request, tokens)
+        with self.guard():
+            slots = offload.alloc_for_decode_prealloc_hisparse(
+                self.manager, req, fill_len=fill_len, swa_tail_len=None if swa_tail_len == -1 else swa_tail_len
+            )
+        return slots.cpu().numpy()
+
+    def swap_out(self, request: int) -> Int64:
+        with self.guard():
+            slots = offload.swap_out(self.manager, self._req(request))
+        return slots.cpu().numpy()
+
+    def device_buffer(self, request: int) -> Int64:
+        with self.guard():
+            slots = offload.device_buffer(self.manager, self._req(request))
+        return slots.cpu().numpy()
+
+    def bind_newest(self, requests: Sequence[int], kept: bool) -> Int64:
+        batch = self._batch(requests, kept)
+        with self.guard():
+            slots = offload.bind_newest(self.manager, batch)
+        return slots.cpu().numpy()
+
+    def drop_backup(self, request: int) -> None:
+        with self.guard():
+            offload.drop_backup(self.manager, self._req(request))
+
     def free_group_begin(self) -> None:
         self.manager.free_group_begin()
 
@@ -173,6 +201,22 @@ class KvcoreEngine:
 
     def window_pages(self, pages: Sequence[int]) -> list[int]:
         found: list[int] = self.manager.window_map[torch.tensor(pages, dtype=torch.int64)].cpu().tolist()
+        return found
+
+    def device_pages(self, pages: Sequence[int]) -> list[int]:
+        assert self.manager.offload is not None
+        found: list[int] = self.manager.offload.map[torch.tensor(pages, dtype=torch.int64)].cpu().tolist()
+        return found
+
+    def held(self, what: str, request: int) -> list[int]:
+        there, row = self.manager.offload, self._req(request)._row
+        assert there is not None
+        records = self.manager.req_to_token_pool.records
+        if what == "buffer":
+            pages = there.buffers[row, : int(records.buffered[row])].cpu()
+        else:
+            pages = there.host_pages[row, : -(-int(records.hosted[row]) // self.manager.page_size)]
+        found: list[int] = pages.tolist()
         return found
 
     def available(self) -> list[int]:

@@ -64,7 +64,7 @@ class _Lockstep:
         except DeviceRead as error:
             raise Broken("KV-14", str(error)) from error
         page_size = self.device.config.page_size
-        if getattr(self.device.config, "window", None) is not None:
+        if self.device.config.window is not None or self.device.config.hisparse is not None:
             _windowed.add(page_size)
         for name, count in (jit.compilations() - before).items():
             _compiled[name, page_size] += count
@@ -168,6 +168,33 @@ class LockstepEngine(_Lockstep):
 
     def free_group_end(self) -> None:
         self._both("free_group_end")
+
+    def prealloc_hisparse(self, *call: Any) -> Int64:
+        out: Int64 = self._both("prealloc_hisparse", *call)
+        return out
+
+    def swap_out(self, request: int) -> Int64:
+        out: Int64 = self._both("swap_out", request)
+        return out
+
+    def device_buffer(self, request: int) -> Int64:
+        out: Int64 = self._both("device_buffer", request)
+        return out
+
+    def bind_newest(self, *call: Any) -> Int64:
+        out: Int64 = self._both("bind_newest", *call)
+        return out
+
+    def drop_backup(self, request: int) -> None:
+        self._both("drop_backup", request)
+
+    def device_pages(self, pages: Any) -> list[int]:
+        found: list[int] = self._both("device_pages", pages)
+        return found
+
+    def held(self, *call: Any) -> list[int]:
+        found: list[int] = self._both("held", *call)
+        return found
 
     def window_pages(self, pages: Any) -> list[int]:
         found: list[int] = self._both("window_pages", pages)

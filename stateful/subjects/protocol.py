@@ -63,7 +63,7 @@ class Engine(Subject, Protocol):
     def commit(self, requests: Sequence[int], accepted: Sequence[int], kept: bool) -> None: ...
     def release_overallocated(self, request: int) -> int: ...
     def release(self, requests: Sequence[int], checkpoint: bool, tokens: Sequence[Tokens]) -> None: ...
-    def retract(self, requests: Sequence[int]) -> None: ...
+    def retract(self, requests: Sequence[int], backup: bool) -> None: ...
     def prealloc(
         self, request: int, fill_len: int, total_prefix_len: int, swa_tail_len: int, tokens: Tokens, salt: int
     ) -> Int64:
@@ -90,6 +90,21 @@ class Engine(Subject, Protocol):
     def free_group_begin(self) -> None: ...
     def free_group_end(self) -> None: ...
 
+    # With config.hisparse only; the four that return slots return int64.
+    def prealloc_hisparse(self, request: int, fill_len: int, swa_tail_len: int, tokens: Tokens) -> Int64:
+        """The host slots of [0, fill_len), one a token or one a whole group; swa_tail_len -1: window pages for all."""
+
+    def swap_out(self, request: int) -> Int64:
+        """The host slots of what was not on the host yet."""
+
+    def device_buffer(self, request: int) -> Int64:
+        """The device slots of the buffer, its reserved page first."""
+
+    def bind_newest(self, requests: Sequence[int], kept: bool) -> Int64:
+        """The reserved device slot of each."""
+
+    def drop_backup(self, request: int) -> None: ...
+
     def row_of(self, request: int) -> int:
         """The request's row, 0 without one."""
 
@@ -101,6 +116,12 @@ class Engine(Subject, Protocol):
 
     def window_pages(self, pages: Sequence[int]) -> list[int]:
         """The window page of each page, 0 for none."""
+
+    def device_pages(self, pages: Sequence[int]) -> list[int]:
+        """The device page of each page, 0 for none."""
+
+    def held(self, what: str, request: int) -> list[int]:
+        """The pages of the request's "buffer" on the device, or its "host" pages."""
 
 
 class SlotAllocator(Subject, Protocol):
