@@ -89,7 +89,7 @@ def test_s_01_a_decode_that_is_short_of_one_pool_takes_nothing_of_the_other(
 def test_sg_22470_a_page_larger_than_the_window_stays_live_below_what_is_published(device: str) -> None:
     """Impossible: what goes ends a window and a whole page below the end of the key, at every size."""
     for size, page_size in ((1, 4), (3, 4), (5, 4), (1, 8), (1, 1)):
-        for length in range(1, 26):
+        for length in range(1, 26, 1 if device == "cpu" else 6):
             sizes: dict[str, Any] = {"page_size": page_size, "num_pages": 32, "prefix_cache": "radix"}
             manager = windowed(device, size, 32, **sizes)
             req = begin(manager, range(length))
