@@ -123,7 +123,10 @@ class FullChecker(StateChecker):
             and state.cache.tobytes() == self.cache.tobytes()
             and all(ledger.agree(pool) for ledger, pool in zip(self.expected, state.pools.values(), strict=True))
             and (books.window is None or self._map("window") == books.map)
-            and (books.device is None or (self._map("device") == books.device_map and state.held == self._held()))
+            and (
+                books.device is None
+                or (self._map("device") == books.device_map and state.held == self.ledger.held_by(self.row_of))
+            )
         )
         self.since_audit += 1
         if not sound or self.since_audit == AUDIT_EVERY:
@@ -217,8 +220,8 @@ class FullChecker(StateChecker):
             page = min(set(mapped.items()) ^ set(expected.items()))[0]
             what = f"the {name} map has {page} -> {mapped.get(page, 0)}, should be {expected.get(page, 0)}"
             raise Broken("KV-10", f"after {operation.name}: {what}", pages=(page,))
-        if pools.device is not None and state.held != self._held():
-            found, right = state.held, self._held()
+        if pools.device is not None and state.held != self.ledger.held_by(self.row_of):
+            found, right = state.held, self.ledger.held_by(self.row_of)
             wrong = next(name for name in right if found[name] != right[name])
             raise Broken("KV-10", f"after {operation.name}: {wrong}: {found[wrong]}, should be {right[wrong]}")
 
@@ -240,23 +243,6 @@ class FullChecker(StateChecker):
     def _map(self, name: str) -> dict[int, int]:
         mapped, target = self.state.maps[name]
         return dict(zip(mapped.tolist(), target.tolist(), strict=True))
-
-    def _held(self) -> dict[str, dict[int, tuple[int, ...]]]:
-        """What requests have to hold on device and host, by row, and as back-ups."""
-        held: dict[str, dict[int, tuple[int, ...]]] = {"buffer": {}, "host": {}, "newest": {}, "backup": {}}
-        size = self.state.page_size
-        for number, row in sorted(self.row_of.items(), key=lambda item: item[1]):
-            one = self.ledger.live[number]
-            if one.buffer:
-                held["buffer"][row] = tuple(one.buffer)
-                if one.newest:
-                    at = one.newest - 1
-                    slot = one.pages[at // size] * size + at % size
-                    held["newest"][row] = (slot, one.buffer[0] * self.ledger.a_page)
-            if one.host:
-                held["host"][row] = tuple(one.host)
-        held["backup"] = {n: tuple(one.backup) for n, one in self.ledger.retracted.items() if one.backup}
-        return held
 
 
 AUDIT_EVERY = 16

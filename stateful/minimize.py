@@ -228,9 +228,9 @@ def _changes(config: Configuration) -> Iterator[dict[str, Any]]:
         yield {"hisparse": None}
         for name in ("ratio", "buffer_size", "device_pages", "host_pages"):
             for less in _less(getattr(config.hisparse, name)):
-                size: dict[str, Any] = {name: less}
+                fewer: dict[str, Any] = {name: less}
                 with suppress(KVCacheError):
-                    yield {"hisparse": replace(config.hisparse, **size)}
+                    yield {"hisparse": replace(config.hisparse, **fewer)}
     if config.need_sort:
         yield {"need_sort": False}
     if config.window is not None:

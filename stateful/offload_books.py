@@ -74,6 +74,22 @@ class OffloadBooks(Books):
             raise Broken("KV-1", f"request {held.number} has the device buffer {pages}")
         return pages
 
+    def held_by(self, row_of: dict[int, int]) -> dict[str, dict[int, tuple[int, ...]]]:
+        """What a snapshot has to show: by row, buffers, host pages and newest tokens; back-ups by request."""
+        held: dict[str, dict[int, tuple[int, ...]]] = {"buffer": {}, "host": {}, "newest": {}, "backup": {}}
+        size = self.config.page_size
+        for number, row in row_of.items():
+            one = self.live[number]
+            if one.buffer:
+                held["buffer"][row] = tuple(one.buffer)
+            if one.buffer and one.newest:
+                at = one.newest - 1
+                held["newest"][row] = (one.pages[at // size] * size + at % size, one.buffer[0] * self.a_page)
+            if one.host:
+                held["host"][row] = tuple(one.host)
+        held["backup"] = {n: tuple(one.backup) for n, one in self.retracted.items() if one.backup}
+        return held
+
     @property
     def a_page(self) -> int:
         """Slots of a device or host page."""

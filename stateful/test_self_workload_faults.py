@@ -101,9 +101,9 @@ class ListsAPageTwiceAndLosesAnother(Fault):
 
 
 class KeepsARetractedRow(Fault):
-    def retract(self, requests: Any) -> None:
+    def retract(self, requests: Any, backup: bool) -> None:
         req, row = self._req(requests[0]), self.row_of(requests[0])
-        super().retract(requests)
+        super().retract(requests, backup)
         pool = self.manager.req_to_token_pool
         req._pool, req._row, pool.reqs[row] = pool, row, req
         pool.free_rows.remove(row)

@@ -102,6 +102,16 @@ class TouchedChecker:
         found: list[int] = self.subject.window_pages(pages) if pages else []
         return found
 
+    def read_device_map(self, pages: Sequence[int]) -> list[int]:
+        """The device page of each page."""
+        found: list[int] = self.subject.device_pages(pages) if pages else []
+        return found
+
+    def read_held(self, what: str, request: int) -> list[int]:
+        """The pages of a request's buffer, or its host pages."""
+        found: list[int] = self.subject.held(what, request)
+        return found
+
     def unchanged(self, operation: Operation) -> None:
         """After a refusal: bit for bit as before (KV-7)."""
         self.checks["KV-7"] += 1
@@ -251,7 +261,8 @@ class TouchedChecker:
         for row, number in bound.items():
             held = live[number]
             lens = held.protected, held.committed, held.allocated
-            records[:, row] = *lens, held.cursor, held.floor, *held.hole
+            offloaded = held.resident, held.hosted, len(held.buffer), held.newest
+            records[:, row] = *lens, held.cursor, held.floor, *held.hole, *offloaded
         for row in np.flatnonzero((records != state.records[:-1]).any(axis=0)).tolist():
             raise Broken("KV-4", f"{said}: row {row} has the record {state.record(row)}", rows=(row,))
         violations = audit(state)
@@ -270,10 +281,13 @@ class TouchedChecker:
         for ledger, (name, pool) in zip(self.ledger.pools.all(), state.pools.items(), strict=True):
             if not ledger.agree(pool):
                 raise Broken("KV-1", f"{said}: the free pages of pool {name} are others than the ledger's")
-        if self.window is not None:
-            mapped, target = state.maps["window"]
-            if dict(zip(mapped.tolist(), target.tolist(), strict=True)) != self.ledger.pools.map:
-                raise Broken("KV-10", f"{said}: the map is another than the ledger's")
+        pools = self.ledger.pools
+        right = {"window": pools.map, "device": pools.device_map}
+        for name, (mapped, target) in state.maps.items():
+            if dict(zip(mapped.tolist(), target.tolist(), strict=True)) != right[name]:
+                raise Broken("KV-10", f"{said}: the {name} map is another than the ledger's")
+        if pools.device is not None and state.held != self.ledger.held_by(self.row_of):
+            raise Broken("KV-10", f"{said}: buffers, host pages or back-ups are others than the ledger's")
         for number in bound.values():
             self._read_back(number, 0)
 

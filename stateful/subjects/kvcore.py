@@ -5,6 +5,7 @@ kvcore check --subject kvcore
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
@@ -57,7 +58,8 @@ class KvcoreEngine:
         self.manager = KVCacheManager(config)
         self.reqs: dict[int, Req] = {}
         self.batches: Recent[Batch] = Recent()
-        self.leases: dict[int, Any] = {}  # a number that is none gives None, which is no lease
+        # A number that is none gives None, which is no lease, and the core says so.
+        self.leases: defaultdict[int, Any] = defaultdict(lambda: None)
 
     def extend(
         self, requests: Sequence[int], seq_lens: Sequence[int], tokens: Sequence[Tokens], salts: Sequence[int]
@@ -146,10 +148,10 @@ class KvcoreEngine:
 
     def retire(self, lease: int) -> None:
         with self.guard():
-            leases.retire(self.manager, self.leases.get(lease))
+            leases.retire(self.manager, self.leases[lease])
 
     def late_result(self, lease: int, accepted: Sequence[int]) -> list[bool]:
-        settled: list[bool] = leases.late_result(self.manager, self.leases.get(lease), accepted).tolist()
+        settled: list[bool] = leases.late_result(self.manager, self.leases[lease], accepted).tolist()
         return settled
 
     def prealloc_hisparse(self, request: int, fill_len: int, swa_tail_len: int, tokens: Tokens) -> Int64:
