@@ -230,6 +230,9 @@ def test_a_pure_window_with_a_prefix_cache_publishes_nothing_across_what_is_gone
     extend(manager, req, 12)
     assert evict_window(manager, batch_of(manager, req)) == 4, "what is cached is the cache's"
     assert counts(manager) == [24 - 12 + 4]
+    before = sound(manager)
+    checkpoint_kv_cache(manager, req)
+    assert sound(manager) == before
     other = begin(manager, OTHER, 10)  # takes what was given up
     leave(manager, req, checkpoint=True)
     assert peek_prefix(manager, Req("", range(30))) == 4

@@ -90,8 +90,19 @@ def parser() -> argparse.ArgumentParser:
     workload.add_argument("trace", metavar="TRACE", help="Mooncake JSONL or Azure LLM CSV")
     _subject(workload, DEFAULT.subject)
     workload.add_argument("--limit", type=_at_least(1), help="serve the first LIMIT requests only")
-    workload.add_argument("--pool", choices=("paged",), default="paged", help="the kind of pool")
+    workload.add_argument(
+        "--pool", choices=("paged", "window"), default="paged", help="one pool, or a second one for window layers"
+    )
     workload.add_argument("--pages", type=_at_least(1), help="pages of the pool; from the trace if not given")
+    workload.add_argument(
+        "--window", type=_at_least(1), metavar="SIZE", help="with --pool window: tokens looked back; 4096 if not given"
+    )
+    workload.add_argument(
+        "--window-pages",
+        type=_at_least(1),
+        metavar="PAGES",
+        help="with --pool window: pages of its pool; from trace, window and chunk if not given",
+    )
     workload.add_argument("--page-size", type=_at_least(1), default=64, help="tokens a page")
     workload.add_argument("--max-running", type=_at_least(1), default=64, help="requests that run at once")
     workload.add_argument("--chunk", type=_at_least(1), default=8192, help="prompt tokens computed a step")

@@ -99,6 +99,9 @@ def workload(arguments: argparse.Namespace) -> int:
     from .workload import SPECULATION, DoesNotFit, WorkloadSettings, run_workload
 
     subject, device, seed = arguments.subject, arguments.device, arguments.seed
+    has_window = arguments.pool == "window"
+    if not has_window and (arguments.window or arguments.window_pages):
+        raise WrongCall(f"{'--window' if arguments.window else '--window-pages'} needs --pool window")
     need_lane(device)
     factory = factory_of(subject)
     started = time.monotonic()
@@ -116,6 +119,8 @@ def workload(arguments: argparse.Namespace) -> int:
         speculation=SPECULATION[arguments.spec],
         prefix_cache=arguments.prefix_cache,
         eviction=arguments.eviction,
+        window=(arguments.window or 4096) if has_window else None,
+        window_pages=arguments.window_pages,
         seed=seed,
     )
     try:
@@ -143,8 +148,12 @@ def workload(arguments: argparse.Namespace) -> int:
         hit_tokens=result.hit_tokens,
         rehit_tokens=result.rehit_tokens,
         evicted_pages=result.evicted_pages,
+        window_given_up=result.window_given_up,
+        window_evicted=result.window_evicted,
         retractions=result.retractions,
+        short_of=result.short_of,
         peak_pages=result.peak_pages,
+        peak_window_pages=result.peak_window_pages,
     )
     out.print(
         f"{result.requests:,} requests, {result.prompt_tokens:,} prompt and {result.output_tokens:,} output tokens, "
@@ -154,6 +163,13 @@ def workload(arguments: argparse.Namespace) -> int:
         out.print(
             f"{result.hit_tokens:,} prompt tokens hit and {result.rehit_tokens:,} more by resumes, "
             f"{result.evicted_pages:,} pages evicted"
+        )
+    if result.config.window is not None:
+        short_of = " and ".join(f"{times:,} times {pool}" for pool, times in sorted(result.short_of.items()))
+        out.print(
+            f"{result.window_given_up + result.window_evicted:,} window pages evicted, {result.window_evicted:,} of "
+            f"them out of the cache, at most {result.peak_window_pages:,} of {result.config.window.num_pages:,}; short "
+            f"of pages: {short_of or 'never'}"
         )
     return finish(data, result.missing, arguments.json)
 

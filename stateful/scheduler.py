@@ -4,11 +4,11 @@
     scheduler.serve()
     scheduler.served.retractions
 
-Admission is first come first served by what fits; prompts are computed in chunks that share a budget with the running
-decodes; what a draft is accepted of is drawn from the seed; and when room is short, the request with the least to lose
-is retracted and resumes later. With a prefix cache a prompt begins behind what is cached of it; each chunk of one that
-goes on is published, and so is what finishes. It only proposes: the runner says what has to succeed, and checks that
-it did.
+Admission is first come first served by what fits in every pool (`admission`); prompts are computed in chunks that share
+a budget with the running decodes; what a draft is accepted of is drawn from the seed; and when room is short, the
+request with the least to lose is retracted and resumes later. With a prefix cache a prompt begins behind what is cached
+of it; each chunk of one that goes on is published, and so is what finishes. It only proposes: the runner says what has
+to succeed, and checks that it did.
 Arrival times are not waited for: the pool is under test, and a queue that never empties keeps it full.
 """
 
@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from .. import sizing
+from .admission import Request, Room, cached_of
 from .ledger import Ledger
 from .operations import (
     Checkpoint,
@@ -32,42 +33,21 @@ from .operations import (
     Retract,
     SpecReserve,
 )
-from .prefixes import CachedPage
+from .pages import PageLedger
 from .runner import Runner
 from .texts import Prompt
 from .trace import BLOCK, Trace, TraceRequest
 from .verdicts import Done, Outcome, Refused
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """One that waits or runs. Of its tokens, `generated` are output so far, `computed` have KV, and `lost` had it
-    before a retraction."""
-
-    number: int
-    prompt_len: int
-    output_len: int
-    prompt: Prompt = ()
-    generated: int = 0
-    computed: int = 0
-    lost: int = 0
-
-    @property
-    def known(self) -> int:
-        """Tokens there are: the prompt and what was generated."""
-        return self.prompt_len + self.generated
-
-    @property
-    def left(self) -> int:
-        """Output tokens to come."""
-        return self.output_len - self.generated
+from .window_prefixes import WindowPrefixes
 
 
 @dataclass
 class Served:
     """What was done. prompt_tokens, output_tokens: of the requests released, each token with a slot whose stamp was
     read back; what a resume computes again counts in recomputed_tokens alone. hit_tokens: found in the prefix cache
-    when a request began; rehit_tokens: when it resumed. evicted_pages: taken out of the cache for others."""
+    when a request began; rehit_tokens: when it resumed. evicted_pages: taken out of the cache for others. Of a window
+    pool, window_given_up: pages that requests left behind their windows; window_evicted: taken from cached pages that
+    stay. short_of: how often each pool was too short for an operation."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -76,8 +56,12 @@ class Served:
     hit_tokens: int = 0
     rehit_tokens: int = 0
     evicted_pages: int = 0
+    window_given_up: int = 0
+    window_evicted: int = 0
     retractions: int = 0
+    short_of: dict[str, int] = field(default_factory=dict)
     peak_pages: int = 0
+    peak_window_pages: int = 0
 
 
 class Scheduler:
@@ -116,36 +100,16 @@ class Scheduler:
             progress(self._release_finished())
 
     def _admit(self) -> None:
-        """Who comes first, as long as it fits beside what is promised to those that run: room for the tokens they have
-        and for their next step. Not for their outputs: an engine cannot know how long those will be. What is cached of
-        a request it does not lack, but while it holds that, nobody can have it evicted."""
+        """Who comes first, as long as it fits beside those that run; if nobody runs, it does: alone everyone fits."""
         self.room_was_made = False
-        pinned: set[int] = set()
-
-        def left(free: int, one: Request) -> int:
-            path = [] if one.computed else self._cached(one)
-            pinned.update([cached.page for cached in path if not cached.locks])
-            return free - self._lacks(one, len(path))
-
-        free = self.ledger.pages.free + self.ledger.cache.unlocked
+        room = Room(self.ledger, self.reserve, self.chunk)
         for one in (*self.prefilling, *self.decoding):
-            free = left(free, one)
+            room.promise(one)
         most = self.runner.config.max_requests
         while self.waiting and len(self.prefilling) + len(self.decoding) < most:
-            free = left(free, self.waiting[0])
-            if free < len(pinned):
+            if not room.promise(self.waiting[0]) and (self.prefilling or self.decoding):
                 return
             self.prefilling.append(self.waiting.popleft())
-
-    def _cached(self, one: Request) -> list[CachedPage]:
-        """What the cache has of a request without a row."""
-        return self.ledger.cache.find(self.ledger.text_of(one.number, one.prompt), one.known - 1)
-
-    def _lacks(self, one: Request, cached: int) -> int:
-        """Pages that it has to get for the tokens it has and one step, `cached` of which it finds."""
-        allocated = self.ledger.get(one.number).allocated
-        to = max(allocated, one.known + (self.reserve if one.left else 0))
-        return self.ledger.pages.needed(allocated, to) - cached
 
     def _prefill(self) -> None:
         """The next chunk, and its publication where the prompt goes on: others need not wait for its end."""
@@ -173,7 +137,7 @@ class Scheduler:
         budget, seq_lens, prompts = self.chunk, {}, []
         for one in ones:
             if budget > 0:
-                begin = one.computed or len(self._cached(one)) * self.runner.config.page_size
+                begin = one.computed or len(cached_of(self.ledger, one)) * self.runner.config.page_size
                 least = 2 if begin > one.computed else 1  # with one token only behind it, its last page is not hit
                 seq_lens[one.number] = min(one.known, begin + max(budget, least))
                 budget -= seq_lens[one.number] - begin
@@ -276,9 +240,22 @@ class Scheduler:
         outcome = self.runner.step(operation)
         if isinstance(outcome, Refused) and outcome.how != "shortage":
             raise AssertionError(f"the scheduler proposed what cannot be right: {operation}") from outcome.error
-        self.served.evicted_pages = self.ledger.cache.evicted
-        self.served.peak_pages = max(self.served.peak_pages, self.ledger.config.num_pages - self.ledger.pages.free)
+        served, ledger = self.served, self.ledger
+        served.evicted_pages = ledger.cache.evicted
+        served.peak_pages = max(served.peak_pages, ledger.config.num_pages - ledger.pages.free)
+        if isinstance(outcome, Refused):
+            served.short_of[outcome.error.pool] = served.short_of.get(outcome.error.pool, 0) + 1
+        elif ledger.pools.window is not None:
+            self._count_window(operation, ledger.pools.window)
         return outcome
+
+    def _count_window(self, operation: Operation, window: PageLedger) -> None:
+        served, ledger = self.served, self.ledger
+        served.peak_window_pages = max(served.peak_window_pages, window.num_pages - window.free)
+        if isinstance(operation, (Extend, Decode, SpecReserve)):
+            served.window_given_up += ledger.gave // ledger.config.page_size
+        if isinstance(ledger.cache, WindowPrefixes):
+            served.window_evicted = ledger.cache.window_evicted
 
 
 def _numbers(ones: list[Request]) -> tuple[int, ...]:

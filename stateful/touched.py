@@ -127,6 +127,7 @@ class TouchedChecker:
         for clause in _TOUCHED:
             self.checks[clause] += 1
         self.checks["KV-9"] += self.ledger.cache.on
+        self.checks["KV-10"] += self.window is not None
         if isinstance(operation, (Release, Retract)):
             self._released(operation)
         grown = [growth for growth in verdict.growth if growth.end > growth.start]

@@ -19,14 +19,14 @@ from .verdicts import Held
 
 
 class WindowPrefixes(Prefixes):
-    """`live_unlocked`: window pages of cached pages that nobody holds."""
+    """`live_unlocked`: window pages of cached pages that nobody holds; `window_evicted`: those evicted alone so far."""
 
     def __init__(self, config: Configuration) -> None:
         super().__init__(config)
         assert config.window is not None
         self.window_size = config.window.size
         self.window_pages = -(-config.window.size // config.page_size)
-        self.live_unlocked = 0
+        self.live_unlocked = self.window_evicted = 0
         self._dies_next: list[tuple[tuple[int, ...], int, CachedPage]] = []
 
     def find(self, text: Text, tokens: int) -> list[CachedPage]:
@@ -101,6 +101,7 @@ class WindowPrefixes(Prefixes):
                 self.changed.add(cached.page)
                 gone.append(cached.page)
         self.live_unlocked -= pages
+        self.window_evicted += pages
         return gone
 
     def hold_window(self, path: list[CachedPage]) -> None:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from .. import sizing
 from ..kernels.jit import launches
 from ..sizing import Speculation
+from ..window import Window
 from .configuration import Configuration
 from .operations import Operation
 from .reach import Reach
@@ -40,7 +41,8 @@ class DoesNotFit(ValueError):
 
 @dataclass(frozen=True)
 class WorkloadSettings:
-    """How the trace is served. pages: None for `default_pages`. chunk: prompt tokens computed a step, at most."""
+    """How the trace is served. pages: None for `default_pages`. chunk: prompt tokens computed a step, at most. window:
+    tokens that its layers look back, with a pool of `window_pages` for them, None for `default_window_pages`."""
 
     device: str = "cpu"
     page_size: int = 64
@@ -50,6 +52,8 @@ class WorkloadSettings:
     speculation: Speculation | None = SPECULATION["eagle"]
     prefix_cache: str = "radix"
     eviction: str = "lru"
+    window: int | None = None
+    window_pages: int | None = None
     seed: int = 0
 
 
@@ -113,6 +117,8 @@ def _missing(result: WorkloadResult, trace: Trace, settings: WorkloadSettings) -
         return
     if not result.retractions:
         yield "nothing was retracted: the default pool never ran short"
+    if settings.window is not None and settings.window_pages is None and not result.short_of.get("window"):
+        yield "no operation lacked window pages: the default window pool never ran short"
     if settings.prefix_cache != "none":
         if not result.evicted_pages:
             yield "nothing was evicted: the default pool held all that was ever cached"
@@ -128,6 +134,15 @@ def default_pages(trace: Trace, settings: WorkloadSettings) -> int:
     return sizing.pages_for(tokens, settings.page_size)
 
 
+def default_window_pages(trace: Trace, settings: WorkloadSettings, pages: int) -> int:
+    """Nine tenths of what the windows of mean requests need that fill the pool: so that now the one pool is short and
+    now the other. What one request needs alone, where that is more."""
+    assert settings.window is not None
+    mean = (trace.prompt_tokens + trace.output_tokens) / len(trace)
+    held = settings.window * (1 if settings.prefix_cache == "none" else 2)
+    return max(_window_pages_for(trace.longest, settings), int(0.9 * pages * min(held / mean, 1)))
+
+
 def configuration_for(trace: Trace, settings: WorkloadSettings) -> Configuration:
     """What the trace is served on; the core's checked mode is off: the suite has to find the fault."""
     pages = default_pages(trace, settings) if settings.pages is None else settings.pages
@@ -138,6 +153,17 @@ def configuration_for(trace: Trace, settings: WorkloadSettings) -> Configuration
             f"request {number} of the trace has {trace.longest} tokens and needs {needed} pages of "
             f"{settings.page_size} with its reserve; the pool has {pages}"
         )
+    window = None
+    if settings.window is not None:
+        window_pages, least = settings.window_pages, _window_pages_for(trace.longest, settings)
+        if window_pages is None:
+            window_pages = default_window_pages(trace, settings, pages)
+        if least > window_pages:
+            raise DoesNotFit(
+                f"a window of {settings.window} tokens and a chunk of {settings.chunk} need {least} window pages of "
+                f"{settings.page_size}; the window pool has {window_pages}"
+            )
+        window = Window(settings.window, window_pages)
     return Configuration(
         page_size=settings.page_size,
         num_pages=pages,
@@ -147,12 +173,24 @@ def configuration_for(trace: Trace, settings: WorkloadSettings) -> Configuration
         speculation=settings.speculation,
         prefix_cache=settings.prefix_cache,
         eviction=settings.eviction,
+        window=window,
         checked=False,
     )
 
 
 def _room_for(tokens: int, settings: WorkloadSettings) -> int:
     return tokens + sizing.row_headroom(settings.speculation, settings.page_size)
+
+
+def _window_pages_for(tokens: int, settings: WorkloadSettings) -> int:
+    """Window pages that a request of so many tokens needs at most when it runs alone: its chunk is there before what
+    lies behind its window goes. Where prefixes are shared, the window before its last publication stays, too."""
+    assert settings.window is not None
+    size = settings.page_size
+    reserve = sizing.pages_for(_room_for(0, settings), size)
+    window, chunk = sizing.pages_for(settings.window, size), sizing.pages_for(settings.chunk, size) + 1
+    behind = chunk if settings.prefix_cache == "none" else max(chunk, window + 1)
+    return min(window + 1 + reserve + behind, sizing.pages_for(_room_for(tokens, settings), size))
 
 
 def shortened(failure: Failure, factory: Factory) -> Failure:
