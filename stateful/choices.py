@@ -57,7 +57,10 @@ LEASES = 3
 DRAWS = 64
 """Each draw is 0..63: room for every batch size below and every length kind, and still few enough to shrink at once."""
 
-SIZES = (1, 1, 2, 1, 3, 2, 1, 4, 2, 3, 5, 1, 8, 2, 4, 6, 1, 7, 3, 2, 17, 9, 1, 16, 10, 15, 11, 13, 12, 14, 2, 3)
+SIZES = (
+    1, 1, 2, 1, 3, 2, 1, 4, 2, 3, 5, 1, 8, 2, 4, 6, 1, 7, 3, 2, 17, 9, 1, 16, 10, 15, 11, 13, 12, 14, 2, 3,
+    17, 1, 16, 2, 15, 1, 14, 3, 13, 1, 12, 2, 11, 1, 17, 4, 16, 1, 15, 2, 14, 1, 13, 5, 10, 1, 17, 2, 9, 3, 7, 1,
+)  # fmt: skip
 """Batch sizes 1 to 17, small ones most often: bugs between members need two or three, scans need odd ones."""
 
 
