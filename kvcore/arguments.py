@@ -19,6 +19,8 @@ def lengths(name: str, values: Any, count: int | None = None) -> NDArray[np.int6
     """
     if isinstance(values, torch.Tensor):
         raise BadArgument("KV-15", name, "is a tensor; lengths live on the host")
+    if isinstance(values, (list, tuple)) and bool in set(map(type, values)):  # numpy would count it in
+        raise BadArgument("KV-15", name, f"holds a boolean: {values!r}")
     try:
         array = np.array(values)
     except (ValueError, TypeError, OverflowError):

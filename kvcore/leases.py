@@ -40,12 +40,13 @@ class Lease:
     generations: Int64
     lens: Int64
     holds: dict[int, tuple[Node, int]] = field(default_factory=dict)  # row -> the cached pages that it keeps locked
+    window_from: dict[int, int] = field(default_factory=dict)  # row -> the page from which it covers the window, too
     active: bool = True
 
     def relock(self, cache: RadixCache, row: int) -> None:
         """The row has published: what the lease covers of that stays locked, too."""
         old = self.holds.get(row)
-        hold = cache.lend(row, int(self.lens[self.rows == row][0]), None if old is None else old[1])
+        hold = cache.lend(row, int(self.lens[self.rows == row][0]), self.window_from[row])
         if hold is not None:
             self.holds[row] = hold
         if old is not None:
@@ -85,15 +86,18 @@ def begin_lease(manager: KVCacheManager, batch: Batch) -> Lease:
 
     Raises BadArgument, StaleRow.
     """
-    from .manager import check_batch  # the manager has the book of leases
+    from .freeing import dead_range  # both know the book of leases
+    from .manager import check_batch
 
     check_batch(manager, batch)
     records = manager.req_to_token_pool.records
     lease = Lease(manager, batch.rows, batch.generations, records.allocated[batch.rows])
     cache = manager.tree_cache
     if cache is not None:
-        for row, length in zip(batch.rows.tolist(), lease.lens.tolist(), strict=True):
-            if (hold := cache.lend(row, length)) is not None:
+        live_from = (dead_range(manager, batch.rows)[1] // manager.page_size).tolist()
+        for row, length, live in zip(batch.rows.tolist(), lease.lens.tolist(), live_from, strict=True):
+            first = lease.window_from[row] = cache.window_from(row, length, live)
+            if (hold := cache.lend(row, length, first)) is not None:
                 lease.holds[row] = hold
     manager.leases.active.append(lease)
     return lease

@@ -33,8 +33,8 @@ def alloc_for_decode_prealloc(
 
     What the prefix cache holds of tokens [0, fill_len - 1) is hit. total_prefix_len: tokens that come from a prefix
     stored elsewhere, at least the hit and page aligned where it exceeds it; None for the hit. swa_tail_len: only the
-    last so many tokens have window pages, from a page edge on; None for all. Returns the slots of
-    [total_prefix_len, fill_len), int64, the caller's.
+    last so many tokens have window pages, from a page edge on; None for all, as where the tail begins at or before
+    total_prefix_len. Returns the slots of [total_prefix_len, fill_len), int64, the caller's.
     Raises BadArgument, StaleRow, RowOverflow (fill_len > context_len), KVCacheOutOfMemory.
     """
     (member,) = arguments.requests("req", [req], Req)

@@ -5,10 +5,18 @@ from __future__ import annotations
 import pytest
 
 from ..allocation import alloc_for_extend
+from ..auditing import audit
 from ..caching import checkpoint_kv_cache, evict_from_tree_cache, peek_prefix
+from ..config import KVCacheConfig
+from ..errors import KVCacheOutOfMemory
 from ..leases import begin_lease, retire
+from ..manager import KVCacheManager
 from ..records import Req
+from ..release import release_kv_cache
 from ..sizing import Speculation
+from ..snapshots import snapshot
+from ..window import Window
+from ..window_eviction import evict_window
 from .window_worlds import (
     WAYS,
     batch_of,
@@ -96,3 +104,30 @@ def test_the_window_that_a_leased_step_looks_at_is_not_evicted_from_the_cache(de
     retire(manager, lease)
     extend(manager, Req("p", OTHER), 20)
     assert counts(manager)[1] == 0, "all of it"
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "finish", "slide", "abort"])
+def test_window_pages_under_a_lease_are_not_handed_out_however_the_request_gives_them_up(device: str, way: str) -> None:
+    """The lease covers all of the window that was live when it began, not only what the next query looks at."""
+    config = KVCacheConfig(4, 16, 4, 64, device, prefix_cache="radix", window=Window(4, 6), checked=False)
+    manager = KVCacheManager(config)
+    req = Req("r", range(40))
+    _, batch = alloc_for_extend(manager, [req], [20])
+    lease = begin_lease(manager, batch)
+    if way == "checkpoint":
+        checkpoint_kv_cache(manager, req)
+    elif way == "slide":
+        evict_window(manager, batch)
+    else:
+        release_kv_cache(manager, [req], checkpoint=way == "finish")
+    with pytest.raises(KVCacheOutOfMemory) as refused:
+        alloc_for_extend(manager, [Req("o", OTHER)], [16])
+    assert (refused.value.pool, refused.value.need, refused.value.free, refused.value.reclaimable) == (
+        "window",
+        4,
+        1,
+        0,
+    )
+    retire(manager, lease)
+    alloc_for_extend(manager, [Req("o", OTHER)], [12])
+    assert not audit(snapshot(manager))

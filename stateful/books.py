@@ -312,6 +312,13 @@ class Books:
         self.pools.leases[number] = lease
         self.last_lease = max(self.last_lease, number)
         for held in members.values():
+            if isinstance(self.cache, WindowPrefixes):
+                # What the next query looks at, and every page that has a window: a step may still be writing there.
+                size, own = self.config.page_size, max(held.cursor, held.protected)
+                looks = max(held.allocated - self.cache.window_size, 0)
+                lease.window_first[held.number] = (
+                    min(held.window_first, looks // size, own // size) if held.shared else min(looks, own) // size
+                )
             self._hold(lease, held)
 
     def _hold(self, lease: LeaseLedger, held: Held) -> None:
@@ -324,10 +331,7 @@ class Books:
         lease.shared[one] = path
         self.cache.lock(path)
         if isinstance(self.cache, WindowPrefixes):
-            first = lease.window_first.get(one)
-            if first is None:
-                first = min(held.window_first, max(length - self.cache.window_size, 0) // size)
-            lease.window_first[one] = first
+            first = lease.window_first[one]
             self.cache.hold_window(path[first:])
             if before is not None:
                 self.cache.let_window_go(before[first:])

@@ -88,5 +88,7 @@ def _window(draw: int, page_size: int, num_pages: int, prefix_cache: str, *, bes
         return Window(size, kind="pure", interval=interval, floor=floor)
     if draw % 14 == 6 and prefix_cache == "none" and not beside:
         return Window(size, kind="ring")
-    pool = (num_pages, max(num_pages * 3 // 4, 2), 2 * num_pages, max(num_pages - 1, 2), num_pages + 3)[draw % 5]
+    pool = (num_pages, max(num_pages * 2 // 3, 2), max(num_pages - 2, 2), max(num_pages - 1, 2), num_pages + 3)[
+        draw % 5
+    ]
     return Window(size, pool, interval=interval, floor=floor)

@@ -106,7 +106,7 @@ class PageLedger:
 
     def _why_not(self, held: Held, page: int) -> tuple[str, str]:
         """The clause and what is wrong with handing out a page that is not free."""
-        given = f"request {held.number} was given page {page}, which"
+        given = f"request {held.number} was given page {page} of 1..{self.num_pages}, which"
         if page in self.quarantined:
             return "KV-16", f"{given} is under a lease"
         if page in self.queued:

@@ -131,11 +131,11 @@ class LosesAWindowPage(Fault):
 class KeepsTheWindowsOfTheRetracted(Fault):
     """The full pages come back, their window pages do not."""
 
-    def retract(self, requests: Any) -> None:
+    def retract(self, requests: Any, backup: bool) -> None:
         window = self.manager.window_allocator
         assert window is not None
         before = window.free_list.count
-        super().retract(requests)
+        super().retract(requests, backup)
         window.free_list.advance(window.free_list.count - before)
 
 

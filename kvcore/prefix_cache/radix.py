@@ -145,10 +145,14 @@ class RadixCache:
             self._held[row] = None
             self._unlock(held)
 
-    def lend(self, row: int, tokens: int, first: int | None = None) -> tuple[Node, int] | None:
+    def window_from(self, row: int, tokens: int, live_from: int) -> int:
+        """The page from which a lease on the row's first `tokens` tokens covers the window, too."""
+        return 0
+
+    def lend(self, row: int, tokens: int, first: int) -> tuple[Node, int] | None:
         """Lock what the row holds of its first `tokens` tokens once more, for a lease. What `take_back` wants.
 
-        first: the page from which a window is held, where that is not for this call to say.
+        first: the page from which its window is held.
         """
         node, pages = self._held[row], -(-tokens // self.page_size)
         while node is not None and node.parent is not None and node.begin >= pages:

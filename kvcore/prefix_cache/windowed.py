@@ -104,12 +104,14 @@ class WindowedCache(RadixCache):
         self._let_window_go(row, self._held[row])
         super().release(row)
 
-    def lend(self, row: int, tokens: int, first: int | None = None) -> tuple[Node, int] | None:
-        hold = super().lend(row, tokens)
+    def window_from(self, row: int, tokens: int, live_from: int) -> int:
+        """What the row holds of the cache's window, what its next query looks at, and all that is live of its own."""
+        return min(self._first.get(row, live_from), max(tokens - self.window_size, 0) // self.page_size, live_from)
+
+    def lend(self, row: int, tokens: int, first: int) -> tuple[Node, int] | None:
+        hold = super().lend(row, tokens, first)
         if hold is None:
             return None
-        if first is None:
-            first = min(self._first.get(row, 0), max(tokens - self.window_size, 0) // self.page_size)
         self._lock_window(hold[0], first)
         return hold[0], first
 

@@ -381,7 +381,7 @@ class a_hole_freed_on_release(KvcoreEngine):
             return super().release(*call)
 
 
-@enter("none known", "KV-9")
+@enter("none known", "KV-9", "KV-10")
 class a_hole_published_on_release(KvcoreEngine):
     """What a pre-allocated request has committed is published although its prefix has not come. The pages behind the
     hole are cached under tokens before it."""

@@ -229,7 +229,7 @@ class quarantined_pages_lost(KvcoreEngine):
             return super().retire(*call)
 
 
-@enter("none known", "KV-16", "KV-15")
+@enter("none known", "KV-15", "KV-4")
 class a_late_result_for_somebody_else(KvcoreEngine):
     """The result of a step is settled by row, without asking whether the row is still bound to the same request.
     Another request's length moves, or that of a row that nobody has."""
