@@ -1,7 +1,8 @@
 """Public bugs of KV-cache allocators, played on this core: docs/public-bugs.md lists each beside its test.
 
 A test is named by the public issue and plays its shortest sequence; its docstring says why the bug cannot be here. Here
-are slots, kernels and free groups, and the check of the document; `_windows` and `_requests` have the others.
+are slots, kernels and free groups, and the check of the document; `_windows`, `_hisparse` and `_requests` have the
+others.
 """
 
 from __future__ import annotations
@@ -152,6 +153,7 @@ def test_sg_37560_the_map_has_an_entry_for_every_full_page(device: str) -> None:
 LISTED = {
     *("SG-34399", "SG-13065", "SG-18250", "SG-25590", "SG-36646", "SG-34067", "SG-39948", "SG-37560", "OM-1704"),
     *("SG-25805", "SG-38519", "SG-35338", "SG-22470", "SG-34870", "SG-27586", "SG-31486", "SG-40309"),
+    *("SG-24039", "SG-30408", "SG-40729", "S-07"),
     *("SG-22862", "SG-22273", "SG-12224", "SG-9989", "SG-18694", "SG-10871", "SG-38319", "SG-38840", "SG-35270"),
     *("JX-1000", "S-01", "S-05"),
 }
