@@ -16,6 +16,10 @@ from ..hisparse import HiSparse
 from ..sizing import Speculation
 from ..window import Window
 
+LARGE = 100_000
+"""Entries of a table: from here on a snapshot after each operation costs milliseconds, and the replay of a workload's
+failure would take hours."""
+
 LEVELS = ("engine", "slots")
 
 
@@ -29,6 +33,11 @@ class Configuration(KVCacheConfig):
         super().__post_init__()
         if self.level not in LEVELS:
             raise BadArgument("KV-15", "level", f"is {self.level!r}; it has to be 'engine' or 'slots'")
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a sequence on it is checked by what its operations touch, unless it says otherwise."""
+        return self.max_requests * self.context_len > LARGE
 
     def to_json(self) -> dict[str, Any]:
         """The fields that differ from their defaults, and the level; the device is where it runs, no part of it."""

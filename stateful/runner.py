@@ -56,7 +56,7 @@ from .operations import (
 )
 from .reach import Reach
 from .slot_ledger import SlotLedger
-from .touched import TouchedChecker, is_large
+from .touched import TouchedChecker
 from .verdicts import Bad, Broken, Crashed, Done, Legal, Outcome, Refused, Short, Verdict
 
 _GIVES = {"release_overallocated": "KV-8", "evict": "KV-9", "window_evict": "KV-10"}
@@ -84,7 +84,7 @@ class Runner:
         self.reach = Reach() if reach is None else reach
         slots = config.level == "slots"
         self.ledger: Any = SlotLedger(config) if slots else Ledger(config)
-        usual: type[Any] = SlotChecker if slots else TouchedChecker if is_large(config) else FullChecker
+        usual: type[Any] = SlotChecker if slots else TouchedChecker if config.is_large else FullChecker
         # What a lockstep subject checks in every call by itself.
         self.always = [c for c in ("KV-12", "KV-14") if c in self.subject.capabilities.asked]
         self.checker: Any = (checker or usual)(self.subject, self.ledger, self.reach.checks)
