@@ -49,8 +49,11 @@ class Freed:
 
     def add_all(self, pool: str, row: int, pages: torch.Tensor) -> None:
         """Pages of another pool; while any lease covers the row, all of them wait."""
-        binding = self._binding(row)
-        if self.manager.leases.of(binding):
+        self.add_of(pool, self._binding(row), pages)
+
+    def add_of(self, pool: str, binding: Binding, pages: torch.Tensor) -> None:
+        """The same for what a row had under an earlier binding."""
+        if self.manager.leases.on(pool, binding):
             self.manager.leases.quarantine.append(Quarantined(binding, _ALL, pages, pool))
         else:
             self._free[pool].append(pages)

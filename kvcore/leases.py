@@ -64,16 +64,28 @@ class Quarantined:
 
 
 class LeaseBook:
-    """The active leases and what waits for them."""
+    """The active leases and what waits for them. former: of a request that has taken a back-up over, its binding before
+    the retraction, as long as a lease on that is active: its host pages are the same."""
 
     def __init__(self) -> None:
         self.active: list[Lease] = []
         self.quarantine: list[Quarantined] = []
+        self.former: dict[Binding, Binding] = {}
 
     def of(self, binding: Binding) -> list[Lease]:
         """The active leases on a row as it is bound now, the oldest first."""
         row, generation = binding
         return [lease for lease in self.active if ((lease.rows == row) & (lease.generations == generation)).any()]
+
+    def on(self, pool: str, binding: Binding) -> bool:
+        """Whether a lease is active on what a request has of that pool: on the host, an earlier binding's too."""
+        former = self.former.get(binding) if pool == "host" else None
+        return bool(self.of(binding)) or (former is not None and self.on(pool, former))
+
+    def hand_on(self, former: Binding, binding: Binding) -> None:
+        """The host pages of one binding are another's from now on."""
+        if self.on("host", former):
+            self.former[binding] = former
 
     def pages(self, binding: Binding, page_size: int) -> int:
         """How many of the first pages of a request some active lease covers."""
@@ -116,13 +128,14 @@ def retire(manager: KVCacheManager, lease: Lease) -> None:
         manager.tree_cache.take_back(hold)
     waiting, free = [], []
     for item in book.quarantine:
-        covered = book.pages(item.binding, size)
+        covered = book.on("host", item.binding) if item.pool == "host" else book.pages(item.binding, size)
         keep = min(max(covered - item.first, 0), len(item.pages)) if covered else 0
         if keep:
             waiting.append(Quarantined(item.binding, item.first, item.pages[:keep], item.pool))
         if keep < len(item.pages):
             free.append((item.pool, item.pages[keep:]))
     book.quarantine = waiting
+    book.former = {binding: former for binding, former in book.former.items() if book.on("host", former)}
     for pool, allocator in manager.allocators.items():
         if parts := [pages for name, pages in free if name == pool]:
             allocator.give_back(torch.cat(parts))

@@ -13,7 +13,7 @@ device buffer (the map has none of its pages). Every call counts its demand on a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from . import arguments
 from .errors import BadArgument
 from .hisparse import HiSparse
+from .leases import Binding
 from .records import Req
 
 if TYPE_CHECKING:
@@ -32,13 +33,21 @@ if TYPE_CHECKING:
 Int64 = NDArray[np.int64]
 
 
+class Backup(NamedTuple):
+    """What a retraction has kept: host pages, the tokens on them, and the binding under which they were used."""
+
+    pages: torch.Tensor
+    hosted: int
+    binding: Binding
+
+
 class Offload:
     """The device and the host pool, and what lies in them for which row.
 
     map: int64[num_pages + 1] on the device, logical page -> device page, 0 for none. buffers: int64[rows, pages] on the
     device, each row's buffer, its reserved page first. newest: int64[rows] on the device, the logical slot of the token
     in the reserved page's first slot. host_pages: int64[rows, pages] on the host, each row's host pages in order.
-    backups: by retracted request, its host pages and the tokens on them.
+    backups: by retracted request.
     """
 
     def __init__(
@@ -57,7 +66,7 @@ class Offload:
         self.buffers = torch.zeros((rows, widest), dtype=torch.int64, device=where)
         self.newest = torch.zeros(rows, dtype=torch.int64, device=where)
         self.host_pages = torch.zeros((rows, row_pages), dtype=torch.int64)
-        self.backups: dict[Req, tuple[torch.Tensor, int]] = {}
+        self.backups: dict[Req, Backup] = {}
 
     def slots(self, pages: torch.Tensor, start: int, end: int) -> torch.Tensor:
         """The slots of the whole groups of tokens [start, end), which lie on `pages` from the page of `start` on."""
@@ -83,19 +92,21 @@ def alloc_for_decode_prealloc_hisparse(
     (member,) = arguments.requests("req", [req], Req)
     offload = _offload(manager, "req")
     plan = plan_prealloc(manager, member, fill_len, None, swa_tail_len)
-    kept, known = offload.backups.get(member, (None, 0))
-    if fill_len < known:
-        raise BadArgument("KV-15", "fill_len", f"is {fill_len}; the request has a back-up of {known} tokens")
+    kept = offload.backups.get(member)
+    if kept is not None and fill_len < kept.hosted:
+        raise BadArgument("KV-15", "fill_len", f"is {fill_len}; the request has a back-up of {kept.hosted} tokens")
     pages = -(-fill_len // manager.page_size)
-    plan.host_pages = pages - (0 if kept is None else len(kept))
+    plan.host_pages = pages - (0 if kept is None else len(kept.pages))
     require_room(manager, plan)
     # Commit point.
     bind_rows(manager, plan, [member])
     take_slots(manager, plan)
     set_tail(manager, plan)
-    parts = [] if kept is None else [offload.backups.pop(member)[0]]
-    host = torch.cat([*parts, _take(offload.host, plan.host_pages)])
-    row = int(plan.rows[0])
+    row, host = int(plan.rows[0]), _take(offload.host, plan.host_pages)
+    if kept is not None:
+        host = torch.cat((kept.pages, host))
+        del offload.backups[member]
+        manager.leases.hand_on(kept.binding, (row, int(manager.req_to_token_pool.records.generation[row])))
     offload.host_pages[row, :pages] = host
     move_record(manager, plan)
     manager.req_to_token_pool.records._move_hosted(plan.rows, fill_len)
@@ -203,11 +214,15 @@ def bind_newest(manager: KVCacheManager, batch: Batch) -> torch.Tensor:
 
 def drop_backup(manager: KVCacheManager, req: Req) -> None:
     """Give back what a retraction has kept on the host for a request that will not resume. Raises BadArgument."""
+    from .freeing import Freed
+
     (member,) = arguments.requests("req", [req], Req)
     offload = _offload(manager, "req")
     if member not in offload.backups:
         raise BadArgument("KV-15", "req", f"{member.rid!r} has no back-up")
-    offload.host.give_back(offload.backups.pop(member)[0])
+    backup, freed = offload.backups.pop(member), Freed(manager)
+    freed.add_of("host", backup.binding, backup.pages)
+    freed.give_back()
 
 
 def free_offloaded(manager: KVCacheManager, freed: Freed, req: Req, own: torch.Tensor, *, backup: bool) -> None:
@@ -223,7 +238,7 @@ def free_offloaded(manager: KVCacheManager, freed: Freed, req: Req, own: torch.T
     hosted = int(records.hosted[row])
     pages = offload.host_pages[row, : -(-hosted // size)].clone()
     if backup and hosted:
-        offload.backups[req] = (pages, hosted)
+        offload.backups[req] = Backup(pages, hosted, (row, int(records.generation[row])))
     else:
         freed.add_all("host", row, pages)
 

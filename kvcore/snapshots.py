@@ -175,7 +175,7 @@ def _held_by(manager: KVCacheManager) -> dict[str, dict[Any, tuple[int, ...]]]:
                 held["newest"][row] = (int(newest[row]), int(buffers[row, 0]) * a_page)
         if hosted := int(records.hosted[row]):
             held["host"][row] = tuple(host[row, : -(-hosted // manager.page_size)].tolist())
-    held["backup"] = {req.rid: tuple(pages.tolist()) for req, (pages, _) in offload.backups.items()}
+    held["backup"] = {req.rid: tuple(backup.pages.tolist()) for req, backup in offload.backups.items()}
     return held
 
 

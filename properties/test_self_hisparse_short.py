@@ -164,9 +164,10 @@ def asked(world: World, path: str, req: Req, others: Sequence[Req], much: int) -
             return lambda: alloc_for_spec_decode(manager, batch, reserve), {"logical": need, "window": need}
         case "prealloc_hisparse":
             back = next((one for one in world.gone if manager.offload and one in manager.offload.backups), world.new())
-            kept, known = manager.offload.backups.get(back, ((), 0)) if manager.offload else ((), 0)
-            fill = min(known + much + 1, 64)
-            demand = {"rows": 1, "logical": pages(fill), "window": pages(fill), "host": pages(fill) - len(kept)}
+            kept = manager.offload.backups.get(back) if manager.offload else None
+            fill = min((kept.hosted if kept else 0) + much + 1, 64)
+            demand = {"rows": 1, "logical": pages(fill), "window": pages(fill), "host": pages(fill)}
+            demand["host"] -= len(kept.pages) if kept else 0
             tail = None
             if manager.window_allocator is not None and much % 2:
                 demand["window"] = 1

@@ -120,3 +120,41 @@ def test_what_an_admission_gives_back_in_a_group_is_there_when_it_ends(device: s
     manager.free_group_end()
     assert counts(manager) == [12, 14, 12]
     sound(manager)
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("again", [0, 1, 2])
+def test_a_copy_to_the_host_keeps_its_pages_through_retractions(device: str, dropped: bool, again: int) -> None:
+    manager = sparse(device)
+    req = admitted(manager, 10)
+    leases, mine = [begin_lease(manager, batch_of(manager, req))], set(held(manager, "host", req))
+    for _ in range(again):
+        retract(manager, [req], backup=True)
+        prealloc_host(manager, req, 10)
+        leases.append(begin_lease(manager, batch_of(manager, req)))
+    if dropped:
+        retract(manager, [req], backup=True)
+        drop_backup(manager, req)
+    else:
+        leave(manager, req)
+    for lease in leases if again % 2 else reversed(leases):
+        assert quarantined(manager)[-1] == mine, "one of them covers the pages under its binding"
+        assert counts(manager)[-1] == 13
+        retire(manager, lease)
+    sound(manager)
+    assert counts(manager) == [16, 16, 16]
+    assert not manager.leases.former
+
+
+def test_a_lease_before_a_retraction_covers_nothing_of_a_request_that_begins_anew(device: str) -> None:
+    manager = sparse(device)
+    req = admitted(manager, 10)
+    lease = begin_lease(manager, batch_of(manager, req))
+    retract(manager, [req])
+    extend(manager, req, 10)
+    swap_out(manager, req)
+    mine = set(held(manager, "host", req))
+    leave(manager, req)
+    assert mine <= free_sets(manager)[-1]
+    retire(manager, lease)
+    assert counts(manager) == [16, 16, 16]

@@ -55,9 +55,8 @@ class OffloadBooks(Books):
                     self.returned.append(held.buffer[0] * self.a_page)
             case DropBackup(request=number):
                 held = self.retracted[number]
-                assert pools.host is not None
-                pools.host.give_back(held.backup or [])
-                held.backup, held.hosted = None, 0
+                pools.free_other("host", held, held.backup or [])
+                held.backup, held.hosted, held.former = None, 0, ()
 
     def wanted_buffer(self, held: Held, tokens: int) -> int:
         """Pages of the device buffer of a request of so many tokens: it never shrinks."""
@@ -118,9 +117,9 @@ class OffloadBooks(Books):
         self.pools.free_other("device", held, held.buffer)
         kept = backup and bool(held.host)
         if kept:
-            held.backup = held.host
+            held.backup, held.former = held.host, (*held.former, held.binding)
         else:
             self.pools.free_other("host", held, held.host)
-            held.hosted = 0
+            held.hosted, held.former = 0, ()
         held.buffer, held.host = [], []
         held.resident = held.newest = 0

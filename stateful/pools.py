@@ -28,10 +28,11 @@ class LeaseLedger:
 
 
 class Waiting(NamedTuple):
-    """A page in quarantine: whose it was, in which place among its pages, and in which pool it lies."""
+    """A page in quarantine: whose it was, under which bindings, in which place among its pages, and in which pool it
+    lies."""
 
     number: int
-    binding: int
+    bindings: tuple[int, ...]
     place: int
     page: int
     pool: str
@@ -70,9 +71,11 @@ class Pools:
         return pool
 
     def free_other(self, name: str, held: Held, pages: Sequence[int]) -> None:
-        """Device or host pages that a request gives up: while any lease covers it, all of them wait."""
+        """Device or host pages that a request gives up: while any lease covers it, all of them wait; on the host, one
+        from before a retraction that has kept them, too."""
+        bindings = (held.binding, *held.former) if name == "host" else (held.binding,)
         for page in pages:
-            self._free(self.by_name(name), name, held, -1, page)
+            self._free(self.by_name(name), name, held, -1, page, bindings)
 
     def take_other(self, name: str, held: Held, pages: Sequence[int]) -> None:
         """Device or host pages that the subject chose."""
@@ -91,9 +94,9 @@ class Pools:
     def group_open(self) -> bool:
         return self.main.group_open
 
-    def covered(self, number: int, binding: int) -> int:
+    def covered(self, number: int, *bindings: int) -> int:
         """How many of the first pages of a request some lease covers."""
-        lens = [lease.lens[number] for lease in self.leases.values() if lease.bindings.get(number) == binding]
+        lens = [lease.lens[number] for lease in self.leases.values() if lease.bindings.get(number) in bindings]
         return -(-max(lens, default=0) // self.size)
 
     def free(self, held: Held, index: int, page: int) -> None:
@@ -124,7 +127,7 @@ class Pools:
         del self.leases[number]
         waiting, self.quarantine = self.quarantine, []
         for item in waiting:
-            covered = self.covered(item.number, item.binding)
+            covered = self.covered(item.number, *item.bindings)
             if covered and item.place < covered:
                 self.quarantine.append(item)
             else:
@@ -132,10 +135,13 @@ class Pools:
                 pool.quarantined.discard(item.page)
                 pool.give_back([item.page])
 
-    def _free(self, pool: PageLedger, name: str, held: Held, index: int, page: int) -> None:
-        covered = self.covered(held.number, held.binding) if self.leases else 0
+    def _free(
+        self, pool: PageLedger, name: str, held: Held, index: int, page: int, bindings: tuple[int, ...] = ()
+    ) -> None:
+        bindings = bindings or (held.binding,)
+        covered = self.covered(held.number, *bindings) if self.leases else 0
         if covered and index < covered:
             pool.quarantine(page)
-            self.quarantine.append(Waiting(held.number, held.binding, index, page, name))
+            self.quarantine.append(Waiting(held.number, bindings, index, page, name))
         else:
             pool.give_back([page])

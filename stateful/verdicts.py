@@ -102,7 +102,8 @@ class Held:
     """What the ledger knows of a request: its text, lengths in tokens, its page at each page index (0 in an open
     hole and for what a pure window has given up), and the cached pages that it holds, whose window from `window_first`
     on. With HiSparse: `resident` tokens have device pages by the map, `hosted` tokens lie on the `host` pages, `buffer`
-    are the pages of its device buffer, `backup` those on the host that a retraction has kept."""
+    are the pages of its device buffer, `backup` those on the host that a retraction has kept, `former` the bindings
+    under which it had these before."""
 
     number: int
     protected: int = 0
@@ -118,6 +119,7 @@ class Held:
     buffer: list[int] = field(default_factory=list)
     host: list[int] = field(default_factory=list)
     backup: list[int] | None = None
+    former: tuple[int, ...] = ()
     pages: list[int] = field(default_factory=list)
     shared: list[Any] = field(default_factory=list)
     text: Text = NO_TEXT

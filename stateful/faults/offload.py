@@ -212,7 +212,7 @@ class a_backup_that_is_free_already(KvcoreEngine):
             _free_offloaded(manager, freed, req, own, backup=backup)
             there = manager.offload
             if there is not None and req in there.backups:
-                freed.add_all("host", req._row, there.backups[req][0])
+                freed.add_all("host", req._row, there.backups[req].pages)
 
         with replaced(release, "free_offloaded", kept_and_given_back):
             return super().retract(requests, backup)
@@ -232,8 +232,8 @@ class a_backup_that_outlives_its_resumption(KvcoreEngine):
 class _Kept(dict[Any, Any]):
     """A book that forgets nothing when something is taken out."""
 
-    def pop(self, key: Any, *default: Any) -> Any:
-        return self[key]
+    def __delitem__(self, key: Any) -> None:
+        pass
 
 
 @enter("none known", "KV-1", "KV-5")
@@ -257,3 +257,28 @@ class host_pages_free_while_a_copy_writes_them(KvcoreEngine):
 
         with replaced(Freed, "add_all", at_once):
             return super().release(*call)
+
+
+@enter("sgl-project/sglang#30899", "KV-16")
+class a_backup_dropped_while_a_copy_writes_it(KvcoreEngine):
+    """A back-up is dropped while the copy to its host pages is under way, and they are free at once. Leases are looked
+    for on rows, and the request has none any more."""
+
+    def drop_backup(self, request: int) -> None:
+        with replaced(Freed, "add_of", _at_once):
+            super().drop_backup(request)
+
+
+@enter("sgl-project/sglang#30899", "KV-16")
+class a_copy_forgotten_by_the_next_binding(KvcoreEngine):
+    """A request is retracted while its KV is copied to the host, and takes the back-up over under another row. When it
+    ends, the copy is not known to be its own, and its host pages are free."""
+
+    def prealloc_hisparse(self, *call: Any) -> Any:
+        with replaced(self.manager.leases, "hand_on", lambda *bindings: None):
+            return super().prealloc_hisparse(*call)
+
+
+def _at_once(freed: Freed, pool: str, binding: Any, pages: torch.Tensor) -> None:
+    """No lease is asked."""
+    freed._free[pool].append(pages)
