@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ..errors import BadArgument, ContractError, DoubleFree, RowOverflow, StaleRow
 from .configuration import Configuration
-from .offload_books import OffloadBooks
+from .offload_ledger import OffloadLedger
 from .operations import (
     BadCall,
     BindNewest,
@@ -39,13 +39,10 @@ from .operations import (
     SwapOut,
     WindowEvict,
 )
-from .prefixes import CachedPage
-from .texts import Text
-from .verdicts import Bad, Growth, Held, Legal, Short, Verdict
-from .window_prefixes import WindowPrefixes
+from .verdicts import Bad, Growth, Legal, Short, Verdict
 
 
-class Ledger(OffloadBooks):
+class Ledger(OffloadLedger):
     """The books, and what may come next."""
 
     def __init__(self, config: Configuration) -> None:
@@ -232,54 +229,6 @@ class Ledger(OffloadBooks):
             tuple(Growth(h.number, h.allocated, h.allocated, to) for h, to in zip(members, settled, strict=True))
         )
 
-    def _prealloc_hisparse(self, op: PreallocHisparse) -> Verdict:
-        size = self.config.page_size
-        if self.config.hisparse is None:
-            return Bad(BadArgument, "req")
-        held = self.get(op.request)
-        if held.bound:
-            return Bad(StaleRow, "req")
-        if op.fill_len < 1 or op.fill_len > (op.fill_len if op.tokens < 0 else op.tokens):
-            return Bad(BadArgument, "fill_len")
-        if op.fill_len > self.config.context_len:
-            return Bad(RowOverflow, "fill_len", "KV-4")
-        window_from = None
-        if op.swa_tail_len != -1:
-            tail = op.fill_len - op.swa_tail_len
-            if self.pools.window is None or not 0 <= op.swa_tail_len <= op.fill_len or tail % size:
-                return Bad(BadArgument, "swa_tail_len")
-            window_from = tail or None
-        if held.backup is not None and op.fill_len < held.hosted:
-            return Bad(BadArgument, "fill_len")
-        if not self.free_rows:
-            return Short("rows", 1, 0)
-        growth = (Growth(op.request, 0, op.fill_len, op.fill_len),)
-        hits: tuple[tuple[Text, list[CachedPage]], ...] = ((self.text_of(op.request), []),)
-        host = -(-op.fill_len // size) - len(held.backup or ())
-        return self._room_for(growth, returns=None, hits=hits, window_from=window_from, host_pages=host)
-
-    def _swap_out(self, held: Held) -> Verdict:
-        if not held.resident:
-            return Bad(BadArgument, "req")
-        pages = -(-held.committed // self.config.page_size) - len(held.host)
-        return self._room_for((), returns=None, host_pages=pages, touched=(held.number,))
-
-    def _device_buffer(self, held: Held) -> Verdict:
-        if held.buffer or not held.hosted == held.committed == held.allocated:
-            return Bad(BadArgument, "req")
-        resident = -(-held.resident // self.config.page_size)
-        pages = max(self.wanted_buffer(held, held.allocated) - resident, 0)
-        return self._room_for((), returns=None, device_pages=pages, touched=(held.number,))
-
-    def _bind_newest(self, requests: tuple[int, ...]) -> Verdict:
-        members = [self.live[number] for number in requests]
-        if self.config.hisparse is None or not all(held.buffer for held in members):
-            return Bad(BadArgument, "batch")
-        size = self.config.page_size
-        device = sum(self.wanted_buffer(held, held.committed) - len(held.buffer) for held in members)
-        host = sum(-(-max(held.hosted, held.committed - 1) // size) - len(held.host) for held in members)
-        return self._room_for((), returns=None, device_pages=device, host_pages=host, touched=requests)
-
     def _late_result(self, op: LateResult) -> Verdict:
         lease = self.pools.leases.get(op.lease)
         if lease is None:
@@ -305,67 +254,6 @@ class Ledger(OffloadBooks):
         if any(self.live[number].hole[1] for number in requests):
             return Bad(BadArgument, "batch")
         return Legal(touched=tuple(requests), gives_up=self._behind_window(requests))
-
-    def _behind_window(self, requests: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
-        """What each would give up of its window now: (request, from, to)."""
-        window, size, found = self.config.window, self.config.page_size, []
-        if window is None or window.kind == "ring":
-            return ()
-        for held in (self.live[number] for number in requests):
-            begin = max(held.cursor, held.protected, -(-held.floor // size) * size)
-            target = held.committed - window.size
-            if target < begin + window.interval:
-                continue
-            if self.cache.on:  # a whole window has to stay live below the end of the key
-                key_end = (held.committed - self.cache.bigram) // size * size
-                target = key_end - -(-max(window.size, size) // size) * size
-            end = target // size * size
-            if end > begin:
-                found.append((held.number, begin, end))
-        return tuple(found)
-
-    def _at_once(self, gives_up: tuple[tuple[int, int, int], ...]) -> int:
-        """How many of the pages that the windows give up are under no lease."""
-        pages, size = 0, self.config.page_size
-        for number, begin, end in gives_up:
-            covered = self.pools.covered(number, self.live[number].binding) if self.pools.leases else 0
-            pages += max(end // size - max(begin // size, covered), 0)
-        return pages
-
-    def _room_for(
-        self,
-        growth: tuple[Growth, ...],
-        *,
-        returns: int | None,
-        hits: tuple[tuple[Text, list[CachedPage]], ...] = (),
-        window_from: int | None = None,
-        evicting: tuple[int, ...] = (),
-        device_pages: int = 0,
-        host_pages: int = 0,
-        touched: tuple[int, ...] = (),
-    ) -> Verdict:
-        """Legal or Short. window_from: only what lies behind it has window pages; evicting: whose windows go first."""
-        pages, window = sum(self.pages.needed(g.start, g.end) for g in growth), self.pools.window
-        gives_up = self._behind_window(evicting)
-        window_pages = pages if window is not None else 0
-        if window is not None and window_from is not None:
-            window_pages = sum(window.needed(max(g.start, window_from), g.end) for g in growth)
-        closed = not self.pools.group_open  # while a group is open nothing is reclaimable
-        if pages > self.pages.free:
-            reclaimable = self.cache.unlocked - self.cache.pinned(path for _, path in hits) if closed else 0
-            reclaimable += self._at_once(gives_up) if closed and self.pools.is_pure else 0
-            if pages > self.pages.free + reclaimable:
-                return Short(self.pools.name, pages, self.pages.free, reclaimable)
-        if window is not None and window_pages > window.free:
-            reclaimable = self._at_once(gives_up) if closed else 0
-            if closed and isinstance(self.cache, WindowPrefixes):
-                reclaimable += self.cache.live_unlocked - self.cache.pinned_window(path for _, path in hits)
-            if window_pages > window.free + reclaimable:
-                return Short("window", window_pages, window.free, reclaimable)
-        for name, need in (("device", device_pages), ("host", host_pages)):
-            if need and need > self.pools.by_name(name).free:
-                return Short(name, need, self.pools.by_name(name).free)
-        return Legal(growth, pages, returns, touched, hits, window_pages, window_from, gives_up)
 
 
 def _largest_reserve(config: Configuration) -> int:
