@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .choices import backed_up, drafted, new_number, settled, with_hole
+from .choices import drafted, settled, with_hole
+from .draws import new_number
 from .ledger import Ledger
+from .offload_choices import backed_up
 from .operations import (
     Alloc,
     AllocExtend,

@@ -10,42 +10,48 @@ in 15 % of the steps; these do in nine of ten. Smaller draws are simpler operati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
+from .draws import (
+    SIZES,
+    Pick,
+    Possible,
+    free_group_begin,
+    free_group_end,
+    group_is_open,
+    kept,
+    members,
+    new_number,
+    target,
+)
 from .ledger import Ledger
+from .offload_choices import (
+    admitted,
+    backed_up,
+    bind_newest,
+    device_buffer,
+    drop_backup,
+    on_host,
+    prealloc_hisparse,
+    resident,
+    swap_out,
+)
 from .operations import (
-    Alloc,
-    AllocDecode,
-    AllocExtend,
-    BindNewest,
     Checkpoint,
-    Clear,
     Commit,
     Decode,
-    DeviceBuffer,
-    DropBackup,
     Evict,
     Extend,
     FillHole,
-    Free,
-    FreeGroupBegin,
-    FreeGroupEnd,
-    FreeSegment,
     LateResult,
     Lease,
     Operation,
     Prealloc,
-    PreallocHisparse,
     Release,
     ReleaseOverallocated,
     Retire,
     Retract,
     SpecReserve,
-    SwapOut,
     WindowEvict,
 )
-from .slot_ledger import SlotLedger
 from .texts import Prompt
 
 KNOWN = (1, 1, 0, 5, 1, -1, 40, -3)
@@ -53,22 +59,6 @@ KNOWN = (1, 1, 0, 5, 1, -1, 40, -3)
 
 LEASES = 3
 """Leases that are active at once, at most: steps overlap, they do not pile up."""
-
-DRAWS = 64
-"""Each draw is 0..63: room for every batch size below and every length kind, and still few enough to shrink at once."""
-
-SIZES = (
-    1, 1, 2, 1, 3, 2, 1, 4, 2, 3, 5, 1, 8, 2, 4, 6, 1, 7, 3, 2, 17, 9, 1, 16, 10, 15, 11, 13, 12, 14, 2, 3,
-    17, 1, 16, 2, 15, 1, 14, 3, 13, 1, 12, 2, 11, 1, 17, 4, 16, 1, 15, 2, 14, 1, 13, 5, 10, 1, 17, 2, 9, 3, 7, 1,
-)  # fmt: skip
-"""Batch sizes 1 to 17, small ones most often: bugs between members need two or three, scans need odd ones."""
-
-
-def members(candidates: Sequence[int], who: int, many: int) -> tuple[int, ...]:
-    """A batch out of `candidates` (oldest first): starts at the `who`-th newest and goes on from there."""
-    count = min(SIZES[many % len(SIZES)], len(candidates))
-    last = len(candidates) - 1
-    return tuple(candidates[last - (who + i) % len(candidates)] for i in range(count))
 
 
 def settled(ledger: Ledger) -> list[int]:
@@ -91,11 +81,6 @@ def _can_decode(ledger: Ledger) -> list[int]:
     return [n for n in admitted(ledger, settled(ledger)) if ledger.live[n].allocated < limit]
 
 
-def admitted(ledger: Ledger, numbers: list[int]) -> list[int]:
-    """Those of them that may decode: with HiSparse, those with a device buffer."""
-    return [n for n in numbers if ledger.live[n].buffer] if ledger.config.hisparse else numbers
-
-
 def _can_extend(ledger: Ledger) -> list[int]:
     """Settled requests and retracted ones; with HiSparse, those that are resident, and no back-ups."""
     old = [*settled(ledger), *ledger.retracted]
@@ -111,38 +96,6 @@ def drafted(ledger: Ledger) -> list[int]:
 
 def _has_draft(ledger: Ledger) -> bool:
     return any(held.committed < held.allocated for held in ledger.live.values())
-
-
-def new_number(ledger: Any) -> int:
-    """A number that no request has had."""
-    return int(ledger.highest) + 1
-
-
-def target(start: int, size: int, limit: int, room: int, much: int, *, bound: bool) -> int:
-    """A length to extend to from `start`: `much` picks the edge; clipped to `limit` tokens, mostly to `room` pages."""
-    edge = -(-start // size) * size
-    kind = much % 16
-    want = (
-        start + 1,
-        max(edge, start + 1),
-        edge + 1,
-        start if bound else start + 1,
-        edge + size,
-        max(edge - 1, start + 1),
-        edge + size + 1,
-        start + 2,
-        edge + 2 * size - 1,
-        edge + 2 * size,
-        edge + room * size,
-        edge + room * size + 1,
-        limit,
-        limit - 1,
-        start + 3 + much // 16 * size,
-        edge + size - 1,
-    )[kind]
-    most = limit if kind == 11 else min(limit, edge + room * size)
-    least = start if bound else start + 1
-    return max(min(want, most), min(least, limit))
 
 
 def prompt_of(ledger: Ledger, draw: int) -> tuple[Prompt, int]:
@@ -237,20 +190,16 @@ def _evict(ledger: Ledger, who: int, many: int, much: int) -> Operation:
     return Evict(max(max(pages, 0) * size - (size // 2 if much // 8 % 2 else 0), 0))
 
 
-def _kept(ledger: Ledger, requests: tuple[int, ...], draw: int) -> bool:
-    return draw % 2 == 1 and ledger.batches.get(requests) == ledger.bindings(requests)
-
-
 def _decode(ledger: Ledger, who: int, many: int, much: int) -> Operation:
     requests = members(_can_decode(ledger), who, many)
-    return Decode(requests, _kept(ledger, requests, much))
+    return Decode(requests, kept(ledger, requests, much))
 
 
 def _spec_reserve(ledger: Ledger, who: int, many: int, much: int) -> Operation:
     size, most = ledger.config.page_size, ledger.reserve
     reserve = (1, size, size + 1, most, most // 2, size - 1, 2 * size, most - 1)[much % 8]
     requests = members(admitted(ledger, whole(ledger)), who, many)
-    return SpecReserve(requests, max(1, min(reserve, most)), _kept(ledger, requests, much // 8))
+    return SpecReserve(requests, max(1, min(reserve, most)), kept(ledger, requests, much // 8))
 
 
 def _commit(ledger: Ledger, who: int, many: int, much: int) -> Operation:
@@ -260,7 +209,7 @@ def _commit(ledger: Ledger, who: int, many: int, much: int) -> Operation:
         most = max(min(held.allocated, ledger.config.context_len) - held.committed, 0)
         edge = -held.committed % ledger.config.page_size
         accepted.append(min((1, most, 0, edge, most // 2, edge + 1, max(most - 1, 0), 2)[(much + i) % 8], most))
-    return Commit(requests, tuple(accepted), _kept(ledger, requests, much // 8))
+    return Commit(requests, tuple(accepted), kept(ledger, requests, much // 8))
 
 
 def _release_overallocated(ledger: Ledger, who: int, many: int, much: int) -> Operation:
@@ -278,12 +227,12 @@ def _retract(ledger: Ledger, who: int, many: int, much: int) -> Operation:
 
 def _window_evict(ledger: Ledger, who: int, many: int, much: int) -> Operation:
     requests = members(whole(ledger), who, many)
-    return WindowEvict(requests, _kept(ledger, requests, much))
+    return WindowEvict(requests, kept(ledger, requests, much))
 
 
 def _lease(ledger: Ledger, who: int, many: int, much: int) -> Operation:
     requests = members(list(ledger.live), who, many)
-    return Lease(ledger.last_lease + 1, requests, _kept(ledger, requests, much))
+    return Lease(ledger.last_lease + 1, requests, kept(ledger, requests, much))
 
 
 def _retire(ledger: Ledger, who: int, many: int, much: int) -> Operation:
@@ -302,109 +251,6 @@ def _late_result(ledger: Ledger, who: int, many: int, much: int) -> Operation:
     return LateResult(number, tuple(accepted))
 
 
-def _prealloc_hisparse(ledger: Ledger, who: int, many: int, much: int) -> Operation:
-    old = list(ledger.retracted)
-    number = members(old, who, 0)[0] if old and who % 2 else new_number(ledger)
-    size, limit, least = ledger.config.page_size, ledger.config.context_len, ledger.get(number).hosted
-    fill = max(target(0, size, limit, ledger.pages.free, much, bound=False), least)
-    tail = -1
-    if ledger.pools.window is not None and many % 3:
-        pages = (0, 1, fill // size, fill // size - 1)[much // 16 % 4]
-        tail = min(max(pages, 0) * size + fill % size, fill)
-    return PreallocHisparse(number, fill, tail)
-
-
-def resident(ledger: Ledger) -> list[int]:
-    """Live requests that lie on the device by the map."""
-    return [n for n, held in ledger.live.items() if held.resident]
-
-
-def _swap_out(ledger: Ledger, who: int, many: int, much: int) -> Operation:
-    ready = resident(ledger)
-    behind = [n for n in ready if ledger.live[n].hosted < ledger.live[n].committed]
-    return SwapOut(members(behind or ready, who, 0)[0])
-
-
-def on_host(ledger: Ledger) -> list[int]:
-    """Live requests that can be admitted."""
-    return [
-        n for n, held in ledger.live.items() if not held.buffer and held.hosted == held.committed == held.allocated > 0
-    ]
-
-
-def _device_buffer(ledger: Ledger, who: int, many: int, much: int) -> Operation:
-    return DeviceBuffer(members(on_host(ledger), who, 0)[0])
-
-
-def _bind_newest(ledger: Ledger, who: int, many: int, much: int) -> Operation:
-    requests = members(admitted(ledger, list(ledger.live)), who, many)
-    return BindNewest(requests, _kept(ledger, requests, much))
-
-
-def backed_up(ledger: Ledger) -> list[int]:
-    """Retracted requests with a back-up on the host."""
-    return [n for n, held in ledger.retracted.items() if held.backup is not None]
-
-
-def _drop_backup(ledger: Ledger, who: int, many: int, much: int) -> Operation:
-    return DropBackup(members(backed_up(ledger), who, 0)[0])
-
-
-def _free_group_begin(ledger: Any, who: int, many: int, much: int) -> Operation:
-    return FreeGroupBegin()
-
-
-def _free_group_end(ledger: Any, who: int, many: int, much: int) -> Operation:
-    return FreeGroupEnd()
-
-
-def _group_is_open(ledger: Any) -> bool:
-    return bool(ledger.pages.group_open)
-
-
-def _alloc(ledger: SlotLedger, who: int, many: int, much: int) -> Operation:
-    free = ledger.pages.free
-    pages = (1, 2, 0, free, free + 1, 3, free - 1, 4)[much % 8]
-    return Alloc(new_number(ledger), max(pages, 0) * ledger.config.page_size)
-
-
-def _extendable(ledger: SlotLedger, many: int) -> list[int]:
-    fresh = new_number(ledger)
-    return [*ledger.live, *range(fresh + SIZES[many % len(SIZES)] - 1, fresh - 1, -1)]
-
-
-def _alloc_extend(ledger: SlotLedger, who: int, many: int, much: int) -> Operation:
-    requests = members(_extendable(ledger, many), who, many)
-    seq_lens, room = [], ledger.pages.free
-    for i, held in enumerate(ledger.get(number) for number in requests):
-        limit = ledger.config.context_len + held.allocated
-        seq = target(held.allocated, ledger.config.page_size, limit, room, much + 5 * i, bound=True)
-        room = max(room - ledger.pages.needed(held.allocated, seq), 0)
-        seq_lens.append(seq)
-    return AllocExtend(requests, tuple(seq_lens))
-
-
-def _alloc_decode(ledger: SlotLedger, who: int, many: int, much: int) -> Operation:
-    return AllocDecode(members(_extendable(ledger, 0) if much % 4 == 3 else list(ledger.live), who, many))
-
-
-def _free(ledger: SlotLedger, who: int, many: int, much: int) -> Operation:
-    return Free(members(list(ledger.live), who, many // 4), much % 4)
-
-
-def _free_segment(ledger: SlotLedger, who: int, many: int, much: int) -> Operation:
-    (number,) = members(list(ledger.live), who, 0)
-    pages = len(ledger.live[number].pages)
-    return FreeSegment(number, (much % pages if much % 3 else 0) * ledger.config.page_size)
-
-
-def _clear(ledger: SlotLedger, who: int, many: int, much: int) -> Operation:
-    return Clear()
-
-
-Possible = dict[str, Callable[[Any], Any]]
-Pick = dict[str, Callable[[Any, int, int, int], Operation]]
-
 ENGINE_POSSIBLE: Possible = {
     "extend": lambda ledger: True,
     "decode": _can_decode,
@@ -422,7 +268,7 @@ ENGINE_POSSIBLE: Possible = {
     "retire": lambda ledger: ledger.pools.leases,
     "late_result": lambda ledger: ledger.pools.leases,
     "free_group_begin": lambda ledger: not ledger.pages.group_open,
-    "free_group_end": _group_is_open,
+    "free_group_end": group_is_open,
     "prealloc_hisparse": lambda ledger: ledger.config.hisparse,
     "swap_out": resident,
     "device_buffer": on_host,
@@ -446,32 +292,11 @@ ENGINE_PICK: Pick = {
     "lease": _lease,
     "retire": _retire,
     "late_result": _late_result,
-    "free_group_begin": _free_group_begin,
-    "free_group_end": _free_group_end,
-    "prealloc_hisparse": _prealloc_hisparse,
-    "swap_out": _swap_out,
-    "device_buffer": _device_buffer,
-    "bind_newest": _bind_newest,
-    "drop_backup": _drop_backup,
-}
-SLOT_POSSIBLE: Possible = {
-    "alloc": lambda ledger: True,
-    "alloc_extend": lambda ledger: True,
-    "alloc_decode": lambda ledger: ledger.live,
-    "free": lambda ledger: ledger.live,
-    "free_segment": lambda ledger: ledger.live,
-    "clear": lambda ledger: ledger.live,
-    "free_group_begin": lambda ledger: not ledger.pages.group_open,
-    "free_group_end": _group_is_open,
-    "bad_call": lambda ledger: True,
-}
-SLOT_PICK: Pick = {
-    "alloc": _alloc,
-    "alloc_extend": _alloc_extend,
-    "alloc_decode": _alloc_decode,
-    "free": _free,
-    "free_segment": _free_segment,
-    "clear": _clear,
-    "free_group_begin": _free_group_begin,
-    "free_group_end": _free_group_end,
+    "free_group_begin": free_group_begin,
+    "free_group_end": free_group_end,
+    "prealloc_hisparse": prealloc_hisparse,
+    "swap_out": swap_out,
+    "device_buffer": device_buffer,
+    "bind_newest": bind_newest,
+    "drop_backup": drop_backup,
 }

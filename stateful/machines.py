@@ -19,13 +19,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from . import options
 from .bad_calls import pick_bad_call
-from .choices import DRAWS, ENGINE_PICK, ENGINE_POSSIBLE, SLOT_PICK, SLOT_POSSIBLE
+from .choices import ENGINE_PICK, ENGINE_POSSIBLE
 from .configurations import CHOICES, configuration
+from .draws import DRAWS
 from .operations import Operation
 from .profiles import profile_for
 from .reach import Reach
 from .replay import Failure
 from .runner import Runner, WrongLevel
+from .slot_choices import SLOT_PICK, SLOT_POSSIBLE
 from .subjects import load_subject
 from .verdicts import Broken
 

@@ -13,13 +13,15 @@ from random import Random
 from typing import Any
 
 from .bad_calls import pick_bad_call
-from .choices import DRAWS, ENGINE_PICK, ENGINE_POSSIBLE, SLOT_PICK, SLOT_POSSIBLE
+from .choices import ENGINE_PICK, ENGINE_POSSIBLE
 from .configuration import Configuration
 from .configurations import CHOICES, configuration
+from .draws import DRAWS
 from .operations import Operation
 from .reach import Reach
 from .replay import Failure
 from .runner import Runner
+from .slot_choices import SLOT_PICK, SLOT_POSSIBLE
 from .verdicts import Broken
 
 EPISODE = 250

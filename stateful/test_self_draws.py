@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 
 from .check import check, tasks_of
-from .choices import DRAWS, ENGINE_PICK, ENGINE_POSSIBLE, SIZES, SLOT_PICK, SLOT_POSSIBLE
+from .choices import ENGINE_PICK, ENGINE_POSSIBLE
 from .configurations import CHOICES, configuration
+from .draws import DRAWS, SIZES
 from .profiles import PROFILES
 from .reach import Reach
 from .runner import Runner
+from .slot_choices import SLOT_PICK, SLOT_POSSIBLE
 from .soak import propose
 from .subjects.kvcore import kvcore
 
