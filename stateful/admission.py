@@ -49,6 +49,9 @@ class Room:
         self.free = ledger.pages.free + ledger.cache.unlocked
         self.pinned: set[int] = set()
         self.window_free = self.most = self.at_once = self.for_a_while = 0
+        self.device_free = self.host_free = 0
+        if ledger.pools.device is not None and ledger.pools.host is not None:
+            self.device_free, self.host_free = ledger.pools.device.free, ledger.pools.host.free
         self.window_pinned: set[int] = set()
         window = ledger.pools.window
         if window is not None:
@@ -71,14 +74,39 @@ class Room:
         to = max(allocated, one.known + (self.reserve if one.left else 0))
         lacks = self.ledger.pages.needed(allocated, to) - len(path)
         self.free -= lacks
+        if self.ledger.pools.device is not None:
+            self._promise_offloaded(one)
         if self.ledger.pools.window is None:
-            return self.free >= len(self.pinned)
+            return not self.lacks
         if isinstance(self.ledger.cache, WindowPrefixes):
             held = path[-self.ledger.cache.window_pages :]
             self.window_pinned.update([cached.page for cached in held if not cached.window_locks])
         self.window_free -= min(lacks, self.most)
         self.for_a_while = max(self.for_a_while, min(lacks, self.at_once) - min(lacks, self.most))
-        return self.free >= len(self.pinned) and self.window_free >= len(self.window_pinned) + self.for_a_while
+        return not self.lacks
+
+    @property
+    def lacks(self) -> list[str]:
+        """The pools in which more is promised than there is."""
+        pools, while_computed = self.ledger.pools, self.for_a_while
+        room = {
+            pools.name: self.free - len(self.pinned),
+            "window": self.window_free - len(self.window_pinned) - while_computed if pools.window is not None else 0,
+            "device": self.device_free - while_computed if pools.device is not None else 0,
+            "host": self.host_free,
+        }
+        return [name for name, left in room.items() if left < 0]
+
+    def _promise_offloaded(self, one: Request) -> None:
+        """On the device its buffer, and all that is computed until it is admitted, one request after the other; on the
+        host its tokens, but those that are there."""
+        held = self.ledger.get(one.number)
+        whole = self.ledger.pages.needed(0, one.known)
+        resident, buffer = self.ledger.pages.needed(0, held.resident), self.ledger.wanted_buffer(held, one.known)
+        self.device_free -= max(buffer - resident, 0) - len(held.buffer)
+        self.host_free -= max(whole - len(held.host) - len(held.backup or ()), 0)
+        if not held.buffer and held.backup is None:
+            self.for_a_while = max(self.for_a_while, whole - max(resident, buffer))
 
 
 def cached_of(ledger: Ledger, one: Request) -> list[CachedPage]:

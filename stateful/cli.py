@@ -91,7 +91,10 @@ def parser() -> argparse.ArgumentParser:
     _subject(workload, DEFAULT.subject)
     workload.add_argument("--limit", type=_at_least(1), help="serve the first LIMIT requests only")
     workload.add_argument(
-        "--pool", choices=("paged", "window"), default="paged", help="one pool, or a second one for window layers"
+        "--pool",
+        choices=("paged", "window", "hisparse"),
+        default="paged",
+        help="one pool, a second one for window layers, or a small one on the device and one on the host beside it",
     )
     workload.add_argument("--pages", type=_at_least(1), help="pages of the pool; from the trace if not given")
     workload.add_argument(
@@ -103,6 +106,24 @@ def parser() -> argparse.ArgumentParser:
         metavar="PAGES",
         help="with --pool window: pages of its pool; from trace, window and chunk if not given",
     )
+    workload.add_argument(
+        "--device-pages",
+        type=_at_least(1),
+        metavar="PAGES",
+        help="with --pool hisparse: pages on the device; a quarter, or what the largest request needs, if not given",
+    )
+    workload.add_argument(
+        "--host-pages",
+        type=_at_least(1),
+        metavar="PAGES",
+        help="with --pool hisparse: pages on the host; an eighth more than --pages if not given",
+    )
+    workload.add_argument(
+        "--buffer-size",
+        type=_at_least(1),
+        metavar="TOKENS",
+        help="with --pool hisparse: tokens of a request's device buffer; 2048 if not given",
+    )
     workload.add_argument("--page-size", type=_at_least(1), default=64, help="tokens a page")
     workload.add_argument("--max-running", type=_at_least(1), default=64, help="requests that run at once")
     workload.add_argument("--chunk", type=_at_least(1), default=8192, help="prompt tokens computed a step")
@@ -110,8 +131,8 @@ def parser() -> argparse.ArgumentParser:
     workload.add_argument(
         "--prefix-cache",
         choices=("radix", "none"),
-        default="radix",
-        help="whether prompts share what they have in common, by the trace's hash ids",
+        help="whether prompts share what they have in common, by the trace's hash ids; radix if not given, none with "
+        "--pool hisparse",
     )
     workload.add_argument(
         "--eviction", choices=("lru", "lfu", "fifo"), default="lru", help="which cached pages go first"

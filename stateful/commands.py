@@ -29,6 +29,10 @@ from .subjects import UnknownSubject, load
 __all__ = ["bench", "check", "contract", "faults", "replay", "workload"]  # cli.py takes a command by its name
 
 
+POOL_OPTIONS = {"window": ("window", "window_pages"), "hisparse": ("device_pages", "host_pages", "buffer_size")}
+"""The options of `workload` that only one --pool has."""
+
+
 def check(arguments: argparse.Namespace) -> int:
     """The soak and the machines."""
     from .check import Task, levels_of, tasks_of
@@ -99,9 +103,13 @@ def workload(arguments: argparse.Namespace) -> int:
     from .workload import SPECULATION, DoesNotFit, WorkloadSettings, run_workload
 
     subject, device, seed = arguments.subject, arguments.device, arguments.seed
-    has_window = arguments.pool == "window"
-    if not has_window and (arguments.window or arguments.window_pages):
-        raise WrongCall(f"{'--window' if arguments.window else '--window-pages'} needs --pool window")
+    has_window, has_host = arguments.pool == "window", arguments.pool == "hisparse"
+    for pool, names in POOL_OPTIONS.items():
+        for name in names:
+            if arguments.pool != pool and getattr(arguments, name) is not None:
+                raise WrongCall(f"--{name.replace('_', '-')} needs --pool {pool}")
+    if has_host and arguments.prefix_cache == "radix":
+        raise WrongCall("--pool hisparse has no prefix cache: nothing of a finished request stays on the device")
     need_lane(device)
     factory = factory_of(subject)
     started = time.monotonic()
@@ -117,10 +125,13 @@ def workload(arguments: argparse.Namespace) -> int:
         max_running=arguments.max_running,
         chunk=arguments.chunk,
         speculation=SPECULATION[arguments.spec],
-        prefix_cache=arguments.prefix_cache,
+        prefix_cache=arguments.prefix_cache or ("none" if has_host else "radix"),
         eviction=arguments.eviction,
         window=(arguments.window or 4096) if has_window else None,
         window_pages=arguments.window_pages,
+        buffer_size=(arguments.buffer_size or 2048) if has_host else None,
+        device_pages=arguments.device_pages,
+        host_pages=arguments.host_pages,
         seed=seed,
     )
     try:
@@ -154,6 +165,11 @@ def workload(arguments: argparse.Namespace) -> int:
         short_of=result.short_of,
         peak_pages=result.peak_pages,
         peak_window_pages=result.peak_window_pages,
+        backups=result.backups,
+        backup_resumes=result.backup_resumes,
+        dropped_backups=result.dropped_backups,
+        peak_device_pages=result.peak_device_pages,
+        peak_host_pages=result.peak_host_pages,
     )
     out.print(
         f"{result.requests:,} requests, {result.prompt_tokens:,} prompt and {result.output_tokens:,} output tokens, "
@@ -164,8 +180,15 @@ def workload(arguments: argparse.Namespace) -> int:
             f"{result.hit_tokens:,} prompt tokens hit and {result.rehit_tokens:,} more by resumes, "
             f"{result.evicted_pages:,} pages evicted"
         )
+    short_of = " and ".join(f"{times:,} times {pool}" for pool, times in sorted(result.short_of.items()))
+    if result.config.hisparse is not None:
+        out.print(
+            f"{result.backups:,} back-ups, {result.backup_resumes:,} resumes from one, {result.dropped_backups:,} "
+            f"dropped; at most {result.peak_device_pages:,} of {result.config.hisparse.device_pages:,} device and "
+            f"{result.peak_host_pages:,} of {result.config.hisparse.host_pages:,} host pages; short of pages: "
+            f"{short_of or 'never'}"
+        )
     if result.config.window is not None:
-        short_of = " and ".join(f"{times:,} times {pool}" for pool, times in sorted(result.short_of.items()))
         out.print(
             f"{result.window_given_up + result.window_evicted:,} window pages evicted, {result.window_evicted:,} of "
             f"them out of the cache, at most {result.peak_window_pages:,} of {result.config.window.num_pages:,}; short "

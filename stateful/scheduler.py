@@ -37,7 +37,7 @@ from .pages import PageLedger
 from .runner import Runner
 from .texts import Prompt
 from .trace import BLOCK, Trace, TraceRequest
-from .verdicts import Done, Outcome, Refused
+from .verdicts import Outcome, Refused
 from .window_prefixes import WindowPrefixes
 
 
@@ -47,7 +47,8 @@ class Served:
     read back; what a resume computes again counts in recomputed_tokens alone. hit_tokens: found in the prefix cache
     when a request began; rehit_tokens: when it resumed. evicted_pages: taken out of the cache for others. Of a window
     pool, window_given_up: pages that requests left behind their windows; window_evicted: taken from cached pages that
-    stay. short_of: how often each pool was too short for an operation."""
+    stay. short_of: how often each pool was too short for an operation. With HiSparse, backups: retractions that left
+    one; backup_resumes: those that went on from it; dropped_backups: given up for others."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -62,6 +63,11 @@ class Served:
     short_of: dict[str, int] = field(default_factory=dict)
     peak_pages: int = 0
     peak_window_pages: int = 0
+    backups: int = 0
+    backup_resumes: int = 0
+    dropped_backups: int = 0
+    peak_device_pages: int = 0
+    peak_host_pages: int = 0
 
 
 class Scheduler:
@@ -96,7 +102,7 @@ class Scheduler:
                 self._decode_last_tokens()
                 self._decode_speculatively()
             else:
-                self._settle(self._perform(self._unfinished, lambda ones: Decode(*self._batch(ones))))
+                self._settle_decoded(self._perform(self._unfinished, lambda ones: Decode(*self._batch(ones))))
             progress(self._release_finished())
 
     def _admit(self) -> None:
@@ -107,9 +113,13 @@ class Scheduler:
             room.promise(one)
         most = self.runner.config.max_requests
         while self.waiting and len(self.prefilling) + len(self.decoding) < most:
-            if not room.promise(self.waiting[0]) and (self.prefilling or self.decoding):
+            if not self._fits(room, self.waiting[0]) and (self.prefilling or self.decoding):
                 return
             self.prefilling.append(self.waiting.popleft())
+
+    def _fits(self, room: Room, one: Request) -> bool:
+        """Whether the first that waits does."""
+        return room.promise(one)
 
     def _prefill(self) -> None:
         """The next chunk, and its publication where the prompt goes on: others need not wait for its end."""
@@ -123,14 +133,16 @@ class Scheduler:
                     self.served.rehit_tokens += held.protected
                 else:
                     self.served.hit_tokens += held.protected
-            begin = one.computed or held.protected
-            self.served.recomputed_tokens += max(min(held.committed, one.lost) - begin, 0)
         self._settle(ones)
-        self.decoding += [one for one in ones if one.computed == one.known]
-        self.prefilling = [one for one in self.prefilling if one.computed < one.known]
+        self._computed([one for one in ones if one.computed == one.known])
         if ones and self.ledger.cache.on:
             for one in [one for one in self.prefilling if one.computed]:
                 self._step(Checkpoint(one.number))
+
+    def _computed(self, ones: list[Request]) -> None:
+        """Those whose tokens all have KV now decode."""
+        self.decoding += ones
+        self.prefilling = [one for one in self.prefilling if one.computed < one.known]
 
     def _extend(self, ones: list[Request]) -> Extend:
         """The prompts' next tokens, `chunk` together, the first come first."""
@@ -156,7 +168,7 @@ class Scheduler:
             held = self.ledger.live[one.number]
             if held.committed < held.allocated:
                 self._step(ReleaseOverallocated(one.number))
-        self._settle(self._perform(last, lambda ones: Decode(_numbers(ones))))
+        self._settle_decoded(self._perform(last, lambda ones: Decode(_numbers(ones))))
 
     def _decode_speculatively(self) -> None:
         """Commit what was accepted: one token at least, as every step yields one, and the draft and the bonus token at
@@ -173,7 +185,7 @@ class Scheduler:
             requests, kept = self._batch(ones)
             accepted = [min(1 + int(self.random.random() * (self.drafted + 1)), one.left) for one in ones]
             self._step(Commit(requests, tuple(accepted), kept))
-            self._settle(ones)
+            self._settle_decoded(ones)
 
     def _unfinished(self) -> list[Request]:
         return [one for one in self.decoding if one.generated < one.output_len]
@@ -192,18 +204,28 @@ class Scheduler:
         """The operation on its members; each time that it is refused for lack of room, one request is retracted and
         those that are left try again. Returns with whom it succeeded."""
         while ones := members():
-            if isinstance(self._step(operation(ones)), Done):
+            outcome = self._step(operation(ones))
+            if not isinstance(outcome, Refused):
                 return ones
-            self._retract_one()
+            self._make_room(outcome.error.pool)
         return []
 
     def _settle(self, ones: list[Request]) -> None:
         """Enter the lengths that an operation has left."""
         for one in ones:
-            one.computed = self.ledger.get(one.number).committed
+            held = self.ledger.get(one.number)
+            begin, one.computed = one.computed or held.protected, held.committed
+            self.served.recomputed_tokens += max(min(one.computed, one.lost) - begin, 0)
             one.generated = max(one.generated, one.computed - one.prompt_len)
 
-    def _retract_one(self) -> None:
+    def _settle_decoded(self, ones: list[Request]) -> None:
+        self._settle(ones)
+        self._decoded(ones)
+
+    def _decoded(self, ones: list[Request]) -> None:
+        """What comes behind a decode step: nothing, in one pool."""
+
+    def _make_room(self, pool: str) -> None:
         """In SGLang's order: the shortest output first, of equals the longest prompt; it goes to the head of the queue.
         Those that were only promised room go back too; all but the first, if that leaves nobody else: alone it fits."""
         while self.prefilling and not self.prefilling[-1].computed and len(self.prefilling) + len(self.decoding) > 1:
@@ -212,7 +234,7 @@ class Scheduler:
         victim = min((*self.prefilling, *self.decoding), key=lambda one: (one.generated, -one.prompt_len))
         if not victim.computed:
             return
-        self._step(Retract((victim.number,)))
+        self._step(self._retraction(victim, pool))
         (self.prefilling if victim in self.prefilling else self.decoding).remove(victim)
         self.waiting.appendleft(victim)
         self.served.retractions += 1
@@ -220,6 +242,9 @@ class Scheduler:
         victim.computed = 0
         self.batch = ()  # its row may be bound anew before these members meet again
         self.room_was_made = True
+
+    def _retraction(self, victim: Request, pool: str) -> Retract:
+        return Retract((victim.number,))
 
     def _release_finished(self) -> int:
         """How many there were."""

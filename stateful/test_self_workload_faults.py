@@ -8,9 +8,9 @@ import pytest
 
 from ..errors import KVCacheOutOfMemory
 from .configuration import Configuration
+from .hisparse_scheduler import scheduler_for
 from .replay import run
 from .runner import Runner
-from .scheduler import Scheduler
 from .subjects.kvcore import KvcoreEngine
 from .touched import TouchedChecker
 from .trace import Trace, generate_trace
@@ -193,5 +193,5 @@ def test_a_broken_allocator_is_found(fault: type[Fault], clause: str) -> None:
 
 
 def serve_to_the_end(trace: Trace, runner: Runner) -> None:
-    Scheduler(trace, runner, chunk=256, seed=0).serve()
+    scheduler_for(trace, runner, chunk=256, seed=0).serve()
     runner.finish()

@@ -23,17 +23,21 @@ from numpy.typing import NDArray
 from ..auditing import audit
 from ..snapshots import CACHE_FIELDS, Snapshot
 from .checkers import GIVES_BACK
-from .configuration import Configuration
 from .ledger import Ledger
-from .operations import Checkpoint, Commit, Operation, Release, ReleaseOverallocated, Retract
+from .operations import (
+    Checkpoint,
+    Commit,
+    DeviceBuffer,
+    Operation,
+    Release,
+    ReleaseOverallocated,
+    Retract,
+    SwapOut,
+)
 from .stamps import contents
 from .verdicts import Broken, Growth, Legal, Verdict
 
 Int64 = NDArray[np.int64]
-
-LARGE = 100_000
-"""Entries of a table: from here on a snapshot after each operation costs milliseconds, and the replay of a workload's
-failure would take hours."""
 
 RECOUNT_EVERY = 2000
 """Operations between two recounts. One costs about as much as 100 operations: 5 % of the run."""
@@ -41,11 +45,6 @@ RECOUNT_EVERY = 2000
 _NOTHING = np.zeros(0, dtype=np.int64)
 _NO_TABLE = np.zeros((0, 0), dtype=np.int32)
 _TOUCHED = ("KV-1", "KV-2", "KV-3", "KV-4")
-
-
-def is_large(config: Configuration) -> bool:
-    """Whether a sequence on this configuration is checked by what its operations touch, unless it says otherwise."""
-    return config.max_requests * config.context_len > LARGE
 
 
 class TouchedChecker:
@@ -75,6 +74,9 @@ class TouchedChecker:
         elif isinstance(operation, (Release, Retract)):
             for number in operation.requests:
                 self._read_back(number, 0)
+                self._read_offloaded(number)
+        elif isinstance(operation, (SwapOut, DeviceBuffer)):
+            self._read_offloaded(operation.request)
         elif isinstance(operation, ReleaseOverallocated):
             self._read_back(operation.request, self.ledger.live[operation.request].committed)
         elif isinstance(verdict, Legal) and verdict.gives_up and self.ledger.pools.is_pure:
@@ -127,7 +129,7 @@ class TouchedChecker:
         for clause in _TOUCHED:
             self.checks[clause] += 1
         self.checks["KV-9"] += self.ledger.cache.on
-        self.checks["KV-10"] += self.window is not None
+        self.checks["KV-10"] += self.window is not None or self.ledger.pools.device is not None
         if isinstance(operation, (Release, Retract)):
             self._released(operation)
         grown = [growth for growth in verdict.growth if growth.end > growth.start]
@@ -226,6 +228,20 @@ class TouchedChecker:
                     message = f"request {request} has {len(slots)} slots at positions {begin}..{end}"
                     raise Broken("KV-3", message, rows=(row,))
                 self._same_marks(request, begin, slots, row)
+
+    def _read_offloaded(self, request: int) -> None:
+        """What a request has on device and host, before it is given back or moves: the pages that it was given."""
+        pools, held, size = self.ledger.pools, self.ledger.live[request], self.ledger.config.page_size
+        if pools.device is None:
+            return
+        resident = held.pages[: -(-held.resident // size)]
+        for what, right, found in (
+            ("device pages", [pools.device_map[page] for page in resident], self.read_device_map(resident)),
+            ("buffer", held.buffer, self.read_held("buffer", request)),
+            ("host pages", held.host, self.read_held("host", request)),
+        ):
+            if found != right:
+                raise Broken("KV-10", f"request {request} had the {what} {right}, now {found}")
 
     def _same_marks(self, request: int, start: int, slots: NDArray[Any], row: int) -> None:
         """The row holds the slots that it was given, and they hold what was written there."""

@@ -13,15 +13,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from .. import sizing
+from ..hisparse import HiSparse
 from ..kernels.jit import launches
 from ..sizing import Speculation
 from ..window import Window
 from .configuration import Configuration
+from .hisparse_scheduler import scheduler_for
 from .operations import Operation
 from .reach import Reach
 from .replay import Failure, run
 from .runner import Runner
-from .scheduler import Scheduler, Served
+from .scheduler import Served
 from .subjects.protocol import Capabilities, Factory
 from .touched import TouchedChecker
 from .trace import Trace
@@ -42,7 +44,9 @@ class DoesNotFit(ValueError):
 @dataclass(frozen=True)
 class WorkloadSettings:
     """How the trace is served. pages: None for `default_pages`. chunk: prompt tokens computed a step, at most. window:
-    tokens that its layers look back, with a pool of `window_pages` for them, None for `default_window_pages`."""
+    tokens that its layers look back, with a pool of `window_pages` for them, None for `default_window_pages`.
+    buffer_size: tokens of a request's device buffer, None without HiSparse; device_pages, host_pages: None for
+    `default_offload`."""
 
     device: str = "cpu"
     page_size: int = 64
@@ -54,6 +58,9 @@ class WorkloadSettings:
     eviction: str = "lru"
     window: int | None = None
     window_pages: int | None = None
+    buffer_size: int | None = None
+    device_pages: int | None = None
+    host_pages: int | None = None
     seed: int = 0
 
 
@@ -88,7 +95,7 @@ def run_workload(
         runner = Runner(config, factory, checker=TouchedChecker)
     except Broken as broken:
         return WorkloadResult(config=config, failure=Failure(config, (), broken))
-    scheduler = Scheduler(trace, runner, chunk=settings.chunk, seed=settings.seed)
+    scheduler = scheduler_for(trace, runner, chunk=settings.chunk, seed=settings.seed)
     failure = None
     try:
         scheduler.serve(progress)
@@ -119,6 +126,8 @@ def _missing(result: WorkloadResult, trace: Trace, settings: WorkloadSettings) -
         yield "nothing was retracted: the default pool never ran short"
     if settings.window is not None and settings.window_pages is None and not result.short_of.get("window"):
         yield "no operation lacked window pages: the default window pool never ran short"
+    if settings.buffer_size is not None and settings.device_pages is None and not result.short_of.get("device"):
+        yield "no operation lacked device pages: the default device pool never ran short"
     if settings.prefix_cache != "none":
         if not result.evicted_pages:
             yield "nothing was evicted: the default pool held all that was ever cached"
@@ -128,10 +137,17 @@ def _missing(result: WorkloadResult, trace: Trace, settings: WorkloadSettings) -
 
 def default_pages(trace: Trace, settings: WorkloadSettings) -> int:
     """Room for the largest request, or for a tenth of `max_running` mean ones where that is more: never for all that
-    could run, so that retraction happens."""
+    could run, so that retraction happens. With HiSparse four times what the device needs for the largest, if more."""
     mean = (trace.prompt_tokens + trace.output_tokens) / len(trace)
     tokens = max(_room_for(trace.longest, settings), int(settings.max_running * mean / 10))
-    return sizing.pages_for(tokens, settings.page_size)
+    pages = sizing.pages_for(tokens, settings.page_size)
+    return pages if settings.buffer_size is None else max(pages, 4 * _device_pages_for(trace.longest, settings))
+
+
+def default_offload(trace: Trace, settings: WorkloadSettings, pages: int) -> tuple[int, int]:
+    """Device and host pages: a quarter of the logical ones, but what the largest request needs alone; and an eighth
+    more than the logical ones, which back-ups can fill."""
+    return max(pages // 4, _device_pages_for(trace.longest, settings)), pages + pages // 8
 
 
 def default_window_pages(trace: Trace, settings: WorkloadSettings, pages: int) -> int:
@@ -164,6 +180,7 @@ def configuration_for(trace: Trace, settings: WorkloadSettings) -> Configuration
                 f"{settings.page_size}; the window pool has {window_pages}"
             )
         window = Window(settings.window, window_pages)
+    hisparse = None if settings.buffer_size is None else _hisparse_for(trace, settings, pages)
     return Configuration(
         page_size=settings.page_size,
         num_pages=pages,
@@ -174,8 +191,32 @@ def configuration_for(trace: Trace, settings: WorkloadSettings) -> Configuration
         prefix_cache=settings.prefix_cache,
         eviction=settings.eviction,
         window=window,
+        hisparse=hisparse,
         checked=False,
     )
+
+
+def _hisparse_for(trace: Trace, settings: WorkloadSettings, pages: int) -> HiSparse:
+    assert settings.buffer_size is not None
+    device, host = default_offload(trace, settings, pages)
+    device, host = settings.device_pages or device, settings.host_pages or host
+    least = {"device": _device_pages_for(trace.longest, settings)}
+    least["host"] = sizing.pages_for(trace.longest, settings.page_size)
+    for name, there in (("device", device), ("host", host)):
+        if least[name] > there:
+            raise DoesNotFit(
+                f"the largest request has {trace.longest} tokens and needs {least[name]} {name} pages of "
+                f"{settings.page_size}; the {name} pool has {there}"
+            )
+    return HiSparse(device, host, settings.buffer_size)
+
+
+def _device_pages_for(tokens: int, settings: WorkloadSettings) -> int:
+    """Device pages that a request of so many tokens needs at most when it runs alone: all that it has computed is there
+    until it is admitted, when it needs its buffer."""
+    assert settings.buffer_size is not None
+    whole = sizing.pages_for(tokens, settings.page_size)
+    return max(whole, HiSparse(1, 1, settings.buffer_size).buffer_pages(tokens, settings.page_size))
 
 
 def _room_for(tokens: int, settings: WorkloadSettings) -> int:
