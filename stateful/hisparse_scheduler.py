@@ -73,6 +73,10 @@ class HisparseScheduler(Scheduler):
         self._perform(lambda: [one for one in ones if one in self.decoding], bind)
 
     def _make_room(self, pool: str) -> None:
+        """Those without a row go back first, and the others try again: beside the last chunk of a prompt that fills the
+        device, another's first is too much, and what is computed of the prompt would be lost, time and again."""
+        if self._take_promises_back():
+            return
         alone = len(self.prefilling) + len(self.decoding) == 1
         if not (pool == "host" and alone and self._drop_backup(0)):
             super()._make_room(pool)

@@ -228,9 +228,7 @@ class Scheduler:
     def _make_room(self, pool: str) -> None:
         """In SGLang's order: the shortest output first, of equals the longest prompt; it goes to the head of the queue.
         Those that were only promised room go back too; all but the first, if that leaves nobody else: alone it fits."""
-        while self.prefilling and not self.prefilling[-1].computed and len(self.prefilling) + len(self.decoding) > 1:
-            self.waiting.appendleft(self.prefilling.pop())
-            self.room_was_made = True
+        self._take_promises_back()
         victim = min((*self.prefilling, *self.decoding), key=lambda one: (one.generated, -one.prompt_len))
         if not victim.computed:
             return
@@ -242,6 +240,14 @@ class Scheduler:
         victim.computed = 0
         self.batch = ()  # its row may be bound anew before these members meet again
         self.room_was_made = True
+
+    def _take_promises_back(self) -> bool:
+        """Whether there were any."""
+        before = len(self.prefilling)
+        while self.prefilling and not self.prefilling[-1].computed and len(self.prefilling) + len(self.decoding) > 1:
+            self.waiting.appendleft(self.prefilling.pop())
+            self.room_was_made = True
+        return len(self.prefilling) < before
 
     def _retraction(self, victim: Request, pool: str) -> Retract:
         return Retract((victim.number,))

@@ -121,6 +121,14 @@ def test_admission_looks_at_three_pools() -> None:
     assert fits(1000, 72, 1000) == [True, True, True]
 
 
+def test_a_prompt_that_fills_the_device_is_computed_once() -> None:
+    """Small prompts are admitted beside it; each that shares its last chunk would take its room."""
+    trace = Trace((TraceRequest(900, 5), *[TraceRequest(100, 5)] * 3))
+    result = run_workload(trace, KvcoreEngine, replace(HISPARSE, buffer_size=16, host_pages=200, device_pages=62))
+    assert (result.verdict, result.retractions) == ("holds", 0)
+    assert result.short_of["device"] > 0
+
+
 # Engines that are broken, well into it.
 
 
