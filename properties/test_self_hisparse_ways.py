@@ -122,9 +122,12 @@ def test_what_an_admission_gives_back_in_a_group_is_there_when_it_ends(device: s
     sound(manager)
 
 
+@pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("dropped", [False, True])
 @pytest.mark.parametrize("again", [0, 1, 2])
-def test_a_copy_to_the_host_keeps_its_pages_through_retractions(device: str, dropped: bool, again: int) -> None:
+def test_a_copy_to_the_host_keeps_its_pages_through_retractions(
+    device: str, dropped: bool, again: int, order: int
+) -> None:
     manager = sparse(device)
     req = admitted(manager, 10)
     leases, mine = [begin_lease(manager, batch_of(manager, req))], set(held(manager, "host", req))
@@ -137,7 +140,7 @@ def test_a_copy_to_the_host_keeps_its_pages_through_retractions(device: str, dro
         drop_backup(manager, req)
     else:
         leave(manager, req)
-    for lease in leases if again % 2 else reversed(leases):
+    for lease in leases[::order]:
         assert quarantined(manager)[-1] == mine, "one of them covers the pages under its binding"
         assert counts(manager)[-1] == 13
         retire(manager, lease)
