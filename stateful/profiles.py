@@ -90,7 +90,7 @@ PROFILES = {
     profile.name: profile
     for profile in (
         Profile(
-            "quick", soak_steps=36_000, shards=12, examples=40, example_steps=50, pieces=2, floor=200, kernel_cases=40
+            "quick", soak_steps=48_000, shards=12, examples=40, example_steps=50, pieces=2, floor=200, kernel_cases=40
         ),
         Profile(
             "ci", soak_steps=300_000, shards=60, examples=150, example_steps=60, pieces=6, floor=2_000, kernel_cases=150

@@ -28,29 +28,32 @@ EPISODE = 250
 """Operations an episode: long enough to fill the pool and wear its order out several times over, short enough that
 many configurations get their turn (a fresh one costs about as much as ten operations)."""
 
+SHORTEST = 50
+"""A short run is cut into four episodes of at least so many operations, or it would see one configuration."""
+
 WEIGHTS = {
-    "extend": 36,
+    "extend": 40,
     "decode": 28,
     "spec_reserve": 15,
     "commit": 16,
     "release_overallocated": 8,
     "release": 5,
-    "retract": 4,
+    "retract": 8,
     "prealloc": 8,
-    "fill_hole": 26,
+    "fill_hole": 30,
     "checkpoint": 8,
-    "evict": 2,
-    "window_evict": 10,
+    "evict": 6,
+    "window_evict": 14,
     "lease": 3,
     "retire": 4,
-    "late_result": 3,
+    "late_result": 5,
     "free_group_begin": 1,
     "free_group_end": 6,
     "prealloc_hisparse": 10,
     "swap_out": 14,
     "device_buffer": 20,
     "bind_newest": 16,
-    "drop_backup": 60,
+    "drop_backup": 80,
     "bad_call": 5,
     "alloc": 10,
     "alloc_extend": 30,
@@ -96,7 +99,7 @@ def soak(
     random = Random(seed)
     left = steps
     while left > 0:
-        episode = min(EPISODE, left)
+        episode = min(EPISODE, max(steps // 4, SHORTEST), left)
         pages, rows, shape = (random.randrange(CHOICES) for _ in range(3))
         config = configuration(level, pages, rows, shape, checked=checked, device=device)
         if failure := run_episode(config, factory, random, episode, reach):
