@@ -154,13 +154,17 @@ class a_buffer_that_grows_over_its_reserved_page(KvcoreEngine):
 
 
 @enter("none known", "KV-15")
-class a_chunk_behind_a_map_that_is_cleared(KvcoreEngine):
-    """A request that decodes out of its buffer is extended from the middle of a page. The map has nothing for that
-    page, and the chunk's first tokens are computed into the padding page."""
+class a_step_where_the_tokens_are_not(KvcoreEngine):
+    """A request that decodes out of its buffer is extended from the middle of a page, and one without a buffer decodes.
+    The map has nothing for the page of that chunk, and its tokens are computed into the padding page."""
 
     def extend(self, *call: Any) -> Any:
         with replaced(allocation, "check_resident", lambda *call: None):
             return super().extend(*call)
+
+    def decode(self, *call: Any) -> Any:
+        with replaced(allocation, "check_admitted", lambda *call: None):
+            return super().decode(*call)
 
 
 # Giving back.
@@ -267,16 +271,6 @@ class a_backup_dropped_while_a_copy_writes_it(KvcoreEngine):
     def drop_backup(self, request: int) -> None:
         with replaced(Freed, "add_of", _at_once):
             super().drop_backup(request)
-
-
-@enter("sgl-project/sglang#30899", "KV-16")
-class a_copy_forgotten_by_the_next_binding(KvcoreEngine):
-    """A request is retracted while its KV is copied to the host, and takes the back-up over under another row. When it
-    ends, the copy is not known to be its own, and its host pages are free."""
-
-    def prealloc_hisparse(self, *call: Any) -> Any:
-        with replaced(self.manager.leases, "hand_on", lambda *bindings: None):
-            return super().prealloc_hisparse(*call)
 
 
 def _at_once(freed: Freed, pool: str, binding: Any, pages: torch.Tensor) -> None:
