@@ -53,7 +53,7 @@ WEIGHTS = {
     "swap_out": 14,
     "device_buffer": 20,
     "bind_newest": 16,
-    "drop_backup": 80,
+    "drop_backup": 130,
     "bad_call": 5,
     "alloc": 10,
     "alloc_extend": 30,

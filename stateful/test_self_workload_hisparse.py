@@ -39,7 +39,7 @@ HISPARSE = WorkloadSettings(
         ("none", {"pages": 90, "host_pages": 96, "buffer_size": 128}),
     ],
 )
-def test_every_token_gets_a_slot_and_each_pool_runs_short(spec: str, sizes: dict[str, int]) -> None:
+def test_every_token_gets_a_slot_and_each_pool_runs_short(spec: str, sizes: dict[str, Any]) -> None:
     trace = generate_trace(300, seed=3, output=100)
     result = run_workload(trace, KvcoreEngine, replace(HISPARSE, speculation=SPECULATION[spec], **sizes))
     assert (result.verdict, result.failure, result.missing) == ("holds", None, [])
@@ -108,7 +108,7 @@ def test_admission_looks_at_three_pools() -> None:
     """Room in two of them is not enough."""
 
     def fits(pages: int, device_pages: int, host_pages: int) -> list[bool]:
-        sizes = {"pages": pages, "device_pages": device_pages, "host_pages": host_pages}
+        sizes: dict[str, Any] = {"pages": pages, "device_pages": device_pages, "host_pages": host_pages}
         trace = Trace((TraceRequest(600, 1),))
         config = configuration_for(trace, replace(HISPARSE, speculation=None, **sizes))
         room = Room(Ledger(config), reserve=1, chunk=256)
