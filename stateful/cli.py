@@ -147,7 +147,7 @@ def parser() -> argparse.ArgumentParser:
     faults = command("faults", "the gallery of planted bugs: which are found, by which clause, how fast")
     faults.add_argument("--only", metavar="ID", help="this one, its failure shown as a user sees it")
     faults.add_argument("--device", choices=("cpu", "interpret"), help="only those of this lane; all if not given")
-    faults.add_argument("--seed", type=int, default=DEFAULT.seed, help="where the draws start")
+    faults.add_argument("--seed", type=_at_least(0), default=DEFAULT.seed, help="where the draws start")
 
     bench = command("bench", "times of the allocation paths, whole calls, beside an empty launch")
     bench.add_argument("--device", choices=DEVICES, default=DEFAULT.device, help="the lane to run in")
@@ -173,7 +173,7 @@ def _subject(command: argparse.ArgumentParser, default: str | None) -> None:
 
 
 def _seed_and_json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--seed", type=int, default=DEFAULT.seed, help="where the draws start")
+    command.add_argument("--seed", type=_at_least(0), default=DEFAULT.seed, help="where the draws start")
     command.add_argument("--json", metavar="FILE", help="write the result there too")
 
 

@@ -9,6 +9,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +31,13 @@ def faults(arguments: argparse.Namespace) -> int:
     from .faults.hunt import hunt_all
 
     if arguments.only is not None and arguments.only not in GALLERY:
-        raise WrongCall(f"the gallery has no fault {arguments.only!r}; it has {', '.join(GALLERY)}")
+        near = ", ".join(get_close_matches(arguments.only, GALLERY, n=3))
+        hint = f"; near are {near}" if near else "; `kvcore faults` lists them"
+        raise WrongCall(f"the gallery has no fault {arguments.only!r}{hint}")
     chosen = [GALLERY[arguments.only]] if arguments.only else list(GALLERY.values())
     chosen = [fault for fault in chosen if arguments.device in (None, fault.device)]
+    if not chosen:
+        raise WrongCall(f"{arguments.only} shows in the lane {GALLERY[arguments.only].device}")
     table = Table("fault", "source", "may name it", "named by", "driver", "operations", "seconds", "replay")
     missed = 0
     with progress_bar() as bar:

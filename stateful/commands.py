@@ -201,7 +201,9 @@ def replay(arguments: argparse.Namespace) -> int:
     """A replay file."""
     try:
         recorded = Replay.read(arguments.file)
-    except (MalformedReplay, OSError) as error:
+    except OSError as error:
+        raise WrongCall(f"{arguments.file}: {error.strerror}") from None
+    except MalformedReplay as error:
         raise WrongCall(f"{arguments.file}: {error}") from None
     subject, device = arguments.subject or recorded.subject, arguments.device or recorded.device
     need_lane(device)
@@ -229,7 +231,9 @@ def _kernels(words: Sequence[str]) -> dict[str, str]:
     """--kernel OP=pkg.mod:fn, checked before anything runs."""
     kernels: dict[str, str] = {}
     for word in words:
-        op, _, fn = word.partition("=")
+        op, equals, fn = word.partition("=")
+        if not equals:
+            raise WrongCall(f"--kernel {word}: has to be OP=pkg.mod:fn")
         if op in kernels:
             raise WrongCall(f"--kernel {op} is given twice")
         kernels[op] = fn
