@@ -9,7 +9,9 @@ beside short ones, hours of allocation history in one free list. `scheduler` pro
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from .. import sizing
@@ -98,8 +100,9 @@ def run_workload(
     scheduler = scheduler_for(trace, runner, chunk=settings.chunk, seed=settings.seed)
     failure = None
     try:
-        scheduler.serve(progress)
-        runner.finish()
+        with rare_collections():
+            scheduler.serve(progress)
+            runner.finish()
     except Broken as broken:
         failure = shortened(Failure(config, tuple(scheduler.done), broken), factory)
     runner.reach.kernels.update(launches - before)
@@ -113,6 +116,18 @@ def run_workload(
     if failure is None:
         result.missing += _missing(result, trace, settings)
     return result
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Python's collector looks for cycles less often: the model is a hundred thousand small objects without any, and
+    walking through them time and again was a quarter of a run."""
+    usual = gc.get_threshold()
+    gc.set_threshold(200_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 def _missing(result: WorkloadResult, trace: Trace, settings: WorkloadSettings) -> Iterator[str]:
