@@ -221,7 +221,7 @@ def _release(ledger: Ledger, who: int, many: int, much: int) -> Operation:
 
 
 def _retract(ledger: Ledger, who: int, many: int, much: int) -> Operation:
-    backup = ledger.config.hisparse is not None and much % 3 != 0
+    backup = ledger.config.hisparse is not None and much % 4 != 0
     return Retract(members(list(ledger.live), who, many // 4), backup)
 
 

@@ -28,7 +28,7 @@ SPECULATION = (
 )
 """EAGLE chains and trees, and DFlash blocks, small enough that a reserve of 2K fits a pool of a few pages."""
 
-EVICTION = ("lru", "lru", "lfu", "lru", "fifo")
+EVICTION = ("lru", "lfu", "lru", "fifo", "lfu")
 
 
 def configuration(
