@@ -16,7 +16,8 @@ from typing import Any
 
 from ..errors import KVCacheError
 from .configuration import Configuration
-from .operations import MalformedOperation, Operation, parse
+from .operation_lines import MalformedOperation, parse
+from .operations import Operation
 from .reach import Reach
 from .runner import Runner
 from .verdicts import Broken

@@ -10,7 +10,8 @@ import pytest
 from .configurations import configuration
 from .faults import GALLERY
 from .minimize import minimize
-from .operations import Extend, MalformedOperation, parse
+from .operation_lines import MalformedOperation, parse
+from .operations import Extend
 from .page_map import page_map
 from .reach import Reach
 from .replay import Failure, MalformedReplay, Replay, run, to_replay

@@ -61,4 +61,4 @@ def __getattr__(name: str) -> Factory:
     raise AttributeError(f"the gallery has no fault {name!r}; `kvcore faults` lists them")
 
 
-from . import caching, deferred, kernels, offload, paths, slots, windows  # noqa: E402, F401  (they enter themselves)
+from . import caching, deferred, kernels, offload, paths, preallocation, slots, windows  # noqa: E402, F401  (they enter themselves)
