@@ -98,12 +98,11 @@ class Books:
         self.binds = 0
         self.batches: Recent[tuple[int, ...]] = Recent()  # requests -> which binding each of them had
         # What the last operation has done besides lengthening: (request, start, end) whose row entries are the cache's
-        # pages now, pages that are the cache's from now on, how many it had already, requests whose window moved, and
-        # the tokens that were given up.
+        # pages now, pages that are the cache's from now on, how many it had already, and the tokens that were given
+        # up.
         self.shared_now: list[tuple[int, int, int]] = []
         self.published: list[int] = []
         self.duplicates = 0
-        self.moved: list[int] = []
         self.gave = 0
         self.returned: list[int] | None = None  # the slots that a HiSparse call has to return
 
@@ -136,7 +135,6 @@ class Books:
         """Enter a call that succeeded."""
         self.shared_now.clear()
         self.published.clear()
-        self.moved.clear()
         self.duplicates = self.gave = 0
         self.returned = None
         self.cache.changed.clear()
@@ -302,7 +300,6 @@ class Books:
             else:
                 self.pools.free_window(held, index, page)
         held.cursor = end
-        self.moved.append(held.number)
         self.gave += end - begin
 
     def _lease(self, number: int, requests: Sequence[int]) -> None:

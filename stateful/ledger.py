@@ -49,7 +49,6 @@ class Ledger(OffloadLedger):
         super().__init__(config)
         self.reserve = _largest_reserve(config)
         self.near_the_limit = config.context_len - max(self.reserve, 1)  # a row committed past it is nearly full
-        self.row_width = config.context_len + (self.reserve + config.page_size - 1 if self.reserve else 0)
 
     def expected(self, operation: Operation) -> Verdict:
         """Legal, Short or Bad, in the order in which a call is validated: arguments, states, rows, pages."""

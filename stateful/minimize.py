@@ -2,8 +2,9 @@
 
     small = minimize(failure, factory)
 
-Whole requests first, then operations, then the configuration, then their arguments, again and again until no single
-step helps: no operation can be left out, no batch member, no number made smaller, no size of the configuration.
+Whole requests first, then operations and pairs of them, then the configuration, then arguments, then operations and
+requests together with the room that they took, again and again until no single step helps: no operation can be left
+out, no batch member, no number made smaller, no size of the configuration.
 """
 
 from __future__ import annotations
