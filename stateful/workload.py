@@ -138,7 +138,7 @@ def _missing(result: WorkloadResult, trace: Trace, settings: WorkloadSettings) -
     if not trace.whole or settings.pages is not None:
         return
     if not result.retractions:
-        yield "nothing was retracted: the default pool never ran short"
+        yield "nothing was retracted: the default pool never ran short; --pages gives it another size"
     if settings.window is not None and settings.window_pages is None and not result.short_of.get("window"):
         yield "no operation lacked window pages: the default window pool never ran short"
     if settings.buffer_size is not None and settings.device_pages is None and not result.short_of.get("device"):
