@@ -17,7 +17,9 @@ from .ledger import Ledger
 from .offload_choices import backed_up
 from .operations import (
     Alloc,
+    AllocDeviceBuffer,
     AllocExtend,
+    AllocExtendTail,
     BadCall,
     BindNewest,
     Checkpoint,
@@ -45,6 +47,7 @@ from .operations import (
     SwapOut,
     WindowEvict,
 )
+from .refusals import name_of
 from .slot_ledger import SlotLedger
 
 
@@ -53,6 +56,8 @@ def pick_bad_call(ledger: Any, who: int, many: int, much: int) -> Operation:
     kinds = _engine(ledger, many, much) if isinstance(ledger, Ledger) else _slots(ledger, many, much)
     passed = []
     for kind, call in kinds:
+        if name_of(call) not in ledger.offered:
+            continue
         passed.append((kind, call))
         if len(passed) > who:
             break
@@ -202,8 +207,14 @@ def _slots(ledger: SlotLedger, many: int, much: int) -> Iterator[tuple[str, Oper
     yield "extend_below_the_prefix", RawCall("alloc_extend", ((2,), (1,), (-1,)))
     if size > 1:
         yield "alloc_no_page_multiple", Alloc(new, size * (1 + many % 2) + 1 + much % (size - 1))
+    if ledger.config.window is not None and size > 1:
+        yield "a_tail_off_the_page", AllocExtendTail(new, 2 * size, size - 1)
+        yield "a_tail_longer_than_the_request", AllocExtendTail(new, size, 2 * size)
+    bare = next((number for number, held in ledger.live.items() if not held.buffer), None)
+    if ledger.config.hisparse is not None and size > 1 and bare is not None:
+        yield "a_buffer_off_the_page", AllocDeviceBuffer(bare, size * (1 + many % 2) + 1)
     for number, held in ledger.live.items():
-        if held.allocated:
+        if held.allocated and not held.buffer:
             yield "extend_below_what_is_held", AllocExtend((number,), (held.allocated - 1,))
             if size > 1:
                 yield "free_a_segment_from_mid_page", FreeSegment(number, 1)

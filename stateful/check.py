@@ -20,12 +20,11 @@ from typing import Any
 
 from ..kernels.dispatch import OPERATIONS
 from . import options
-from .configurations import configuration
 from .profiles import Profile, profile_for
 from .reach import Reach
 from .replay import Failure
 from .soak import soak
-from .subjects import load, load_subject
+from .subjects import load, load_subject, offered_by
 from .subjects.protocol import Capabilities, Factory
 
 
@@ -131,13 +130,9 @@ def _workers_for(device: str) -> int:
 
 
 def levels_of(factory: Factory, device: str) -> dict[str, Capabilities]:
-    """The levels that a factory offers, by making one subject for each."""
-    found = {}
-    for level in ("engine", "slots"):
-        subject = factory(configuration(level, 0, 0, 1, device=device))
-        if subject.capabilities.level == level:
-            found[level] = subject.capabilities
-    return found
+    """The levels that a factory offers."""
+    said = {level: offered_by(factory, level, device) for level in ("engine", "slots")}
+    return {level: capabilities for level, capabilities in said.items() if capabilities is not None}
 
 
 def tasks_of(

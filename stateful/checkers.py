@@ -5,7 +5,7 @@
     checker.after(operation, verdict)        # raises Broken
 
 Order: record, bounds, layout, owner, counts, content. For small configurations; `touched.TouchedChecker` behind the
-same interface is for workloads, `SlotChecker` for slot allocators, which have no rows.
+same interface is for workloads, `slot_checker.SlotChecker` for slot allocators, which have no rows.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ..snapshots import CACHE_FIELDS, PoolState, Snapshot
 from .ledger import Ledger
 from .operations import Operation
 from .pages import PageLedger
-from .slot_ledger import SlotLedger
-from .stamps import Stamps, content_of
+from .stamps import Stamps
+from .subjects.observed import observer
 from .verdicts import Broken, Legal, Verdict
 
 Int64 = NDArray[np.int64]
@@ -40,8 +40,11 @@ class StateChecker:
 
     def __init__(self, subject: Any, ledger: Any, checks: Counter[str]) -> None:
         self.subject, self.ledger, self.checks = subject, ledger, checks
-        self.expected: list[PageLedger] = [ledger.pages] if ledger.config.level == "slots" else ledger.pools.all()
-        self.state: Snapshot = subject.snapshot()
+        slots = ledger.config.level == "slots"
+        self.expected: list[PageLedger] = list(ledger.pools.values()) if slots else ledger.pools.all()
+        names = ledger.pools if slots else {}
+        self.look = observer(subject, {name: pool.num_pages for name, pool in names.items()})
+        self.state: Snapshot = self.look()
         self.state_before = self.state
 
     def before(self, operation: Operation, verdict: Verdict) -> None:
@@ -49,7 +52,7 @@ class StateChecker:
 
     def observe(self) -> None:
         """Read the state that a call has left."""
-        self.state_before, self.state = self.state, self.subject.snapshot()
+        self.state_before, self.state = self.state, self.look()
 
     def unchanged(self, operation: Operation) -> None:
         """After a refusal: bit for bit as before (KV-7)."""
@@ -192,7 +195,7 @@ class FullChecker(StateChecker):
         violations = audit(state)
         for violation in violations:
             if violation.clause not in ("KV-1", "KV-10"):
-                raise _named(violation, operation)
+                raise named(violation, operation)
         changed = state.slots != self.table
         if changed.any():
             row, position = (int(i[0]) for i in np.nonzero(changed))
@@ -203,7 +206,7 @@ class FullChecker(StateChecker):
                 raise Broken("KV-9", f"after {operation.name}: {what} instead of the cache's {was}", rows=(row,))
             raise Broken("KV-3" if inside else "KV-13", f"after {operation.name}: {what}", rows=(row,))
         for violation in violations:
-            raise _named(violation, operation)
+            raise named(violation, operation)
         if (state.cache != self.cache).any():
             field, page = (int(i[0]) for i in np.nonzero(state.cache != self.cache))
             found, right = state.cache[field, page], self.cache[field, page]
@@ -249,57 +252,6 @@ AUDIT_EVERY = 16
 """Operations between two recounts of a state that compares equal: it costs as much as the operation itself."""
 
 
-class SlotChecker(StateChecker):
-    """The slot level: what is free is exactly what nobody holds, and every held slot keeps its stamp."""
-
-    ledger: SlotLedger
-
-    def __init__(self, subject: Any, ledger: SlotLedger, checks: Counter[str]) -> None:
-        super().__init__(subject, ledger, checks)
-        self.content = np.zeros((ledger.config.num_pages + 1) * ledger.config.page_size, dtype=np.int64)
-
-    def after(self, operation: Operation, verdict: Legal) -> None:
-        """After a call that succeeded and that the ledger has entered."""
-        size, pages = self.state.page_size, self.ledger.pages
-        (pool,) = self.state.pools.values()
-        listed = np.concatenate((pool.free, pool.staged, pool.queued)).tolist()
-        self.checks.update(_AUDITED_SLOTS)
-        self.checks["KV-11"] += pages.group_open
-        if not pages.agree(pool):
-            outside = sorted({page for page in listed if not 1 <= page <= pool.num_pages})
-            if outside:
-                clause = "KV-2" if 0 in outside else "KV-1"
-                raise Broken(clause, f"after {operation.name}: pages {outside} are listed as free")
-            twice = sorted(page for page, count in Counter(listed).items() if count > 1)
-            held = sorted(pages.owner.keys() & set(listed))
-            lost = sorted((pages.unheld | pages.queued) - set(listed))
-            if not outside and not twice and not held and not lost:
-                raise Broken(
-                    "KV-11", f"after {operation.name}: pages {pool.queued.tolist()} are queued, others should be"
-                )
-            violation = Violation(
-                "KV-1",
-                f"pages listed twice as free: {twice}; free and held: {held}; lost: {lost}",
-                pages=(*twice, *held, *lost),
-                only_lost=not twice and not held,
-            )
-            raise _named(violation, operation)
-        self._counts(operation)
-        for growth in verdict.growth:
-            held_by = self.ledger.live.get(growth.request)
-            if held_by is not None:
-                position = np.arange(growth.start, growth.end)
-                slots = np.array(held_by.pages, dtype=np.int64)[position // size] * size + position % size
-                self.content[slots] = content_of(growth.request, position)
-        for number, held_by in self.ledger.live.items():
-            position = np.arange(held_by.allocated)
-            slots = np.array(held_by.pages, dtype=np.int64)[position // size] * size + position % size
-            if (self.content[slots] != content_of(number, position)).any():
-                raise Broken(
-                    "KV-1", f"a slot of request {number} holds what another one wrote", pages=tuple(held_by.pages)
-                )
-
-
 def _disagreement(operation: Operation, name: str, pool: PoolState, ledger: PageLedger) -> tuple[str, str]:
     """The clause, and which list of the pool holds the wrong pages."""
     said = f"after {operation.name}: pool {name}: "
@@ -317,10 +269,9 @@ def _slots_of(pages: list[int], size: int) -> Int64:
 
 _NOT_CACHED = (0,) * len(CACHE_FIELDS)
 _FULL = Counter({"KV-1": 1, "KV-2": 1, "KV-3": 1, "KV-4": 1, "KV-13": 1})
-_AUDITED_SLOTS = Counter({"KV-1": 1, "KV-2": 1})
 
 
-def _named(violation: Violation, operation: Operation) -> Broken:
+def named(violation: Violation, operation: Operation) -> Broken:
     """Ownership that breaks while pages come back is KV-8; pages that an allocation lost were taken too many: KV-5."""
     clause = violation.clause
     if clause == "KV-1" and violation.pages:

@@ -5,13 +5,19 @@ config = configuration("engine", pages=3, rows=0, shape=12)
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..hisparse import HiSparse
 from ..sizing import Speculation
 from ..window import Window
 from .configuration import Configuration
+from .subjects.protocol import Capabilities
 
 CHOICES = 48
 """Each draw is 0..47; index 0 is the simplest choice of each table."""
+
+EVERYTHING = Capabilities("slots", pools=("paged", "window", "hisparse"))
+"""What kvcore's own allocator can be made with."""
 
 PAGE_SIZES = (1, 4, 2, 1, 4, 8, 1, 16, 4, 2, 64, 32, 128, 4, 1, 8)
 NUM_PAGES = (6, 9, 3, 12, 17, 24, 33, 64, 40, 48, 20, 8)
@@ -32,18 +38,31 @@ EVICTION = ("lru", "lfu", "lru", "fifo", "lfu")
 
 
 def configuration(
-    level: str, pages: int, rows: int, shape: int, *, checked: bool = False, device: str = "cpu"
+    level: str,
+    pages: int,
+    rows: int,
+    shape: int,
+    *,
+    checked: bool = False,
+    device: str = "cpu",
+    offered: Capabilities = EVERYTHING,
 ) -> Configuration:
-    """The configuration of three draws in 0..CHOICES-1. The context is a few pages, off the page edge half the time."""
+    """The configuration of three draws in 0..CHOICES-1. The context is a few pages, off the page edge half the time.
+
+    offered: what the subject can be made with; its page sizes, and at the level "slots" its pools, are kept to.
+    """
     page_size = PAGE_SIZES[shape % len(PAGE_SIZES)]
+    if page_size not in offered.page_sizes:
+        page_size = offered.page_sizes[shape % len(offered.page_sizes)]
     max_requests = MAX_REQUESTS[rows % len(MAX_REQUESTS)]
     num_pages = NUM_PAGES[pages % len(NUM_PAGES)]
     context_pages = (3, 5, 2, 9)[(rows + pages) % 4]
     context_len = max(context_pages * page_size + (0, 1, -1, page_size // 2)[(pages + shape) % 4], 6)
     need_sort = (pages + rows) % 5 == 4
     if level == "slots":
+        second = _second_pool(offered.pools[rows // 2 % len(offered.pools)], pages + shape, page_size, num_pages)
         return Configuration(
-            page_size, num_pages, 1, context_len, device, need_sort=need_sort, checked=checked, level="slots"
+            page_size, num_pages, 1, context_len, device, need_sort=need_sort, checked=checked, level="slots", **second
         )
     if max_requests >= 17:  # Room for batches of 17, each with two pages or more.
         num_pages = max(num_pages, 48)
@@ -65,6 +84,14 @@ def configuration(
         speculation=SPECULATION[(shape + rows) % len(SPECULATION)],
         checked=checked,
     )
+
+
+def _second_pool(pool: str, draw: int, page_size: int, num_pages: int) -> dict[str, Any]:
+    """The pool beside the first at the level "slots": of a size that runs short before, with or after it."""
+    size = (num_pages, max(num_pages * 2 // 3, 2), max(num_pages // 2, 2), num_pages + 3)[draw % 4]
+    if pool == "window":
+        return {"window": Window(page_size, size)}
+    return {"hisparse": HiSparse(size, num_pages, page_size)} if pool == "hisparse" else {}
 
 
 def _hisparse(draw: int, page_size: int, num_pages: int) -> HiSparse:

@@ -14,6 +14,7 @@ from ..errors import BadArgument, ContractError, DoubleFree, RowOverflow, StaleR
 from .configuration import Configuration
 from .offload_ledger import OffloadLedger
 from .operations import (
+    ENGINE_OPERATIONS,
     BadCall,
     BindNewest,
     Checkpoint,
@@ -43,10 +44,11 @@ from .verdicts import Bad, Growth, Legal, Short, Verdict
 
 
 class Ledger(OffloadLedger):
-    """The books, and what may come next."""
+    """The books, and what may come next. `offered`: the operations of the subject."""
 
     def __init__(self, config: Configuration) -> None:
         super().__init__(config)
+        self.offered = frozenset(operation.name for operation in ENGINE_OPERATIONS)
         self.reserve = _largest_reserve(config)
         self.near_the_limit = config.context_len - max(self.reserve, 1)  # a row committed past it is nearly full
 

@@ -26,9 +26,9 @@ from .operations import Operation
 from .profiles import profile_for
 from .reach import Reach
 from .replay import Failure
-from .runner import Runner, WrongLevel
+from .runner import Runner
 from .slot_choices import SLOT_PICK, SLOT_POSSIBLE
-from .subjects import load_subject
+from .subjects import load_subject, offered_by
 from .verdicts import Broken
 
 draw = st.integers(0, DRAWS - 1)
@@ -72,13 +72,21 @@ class Machine(RuleBasedStateMachine):
     def start(self, pages: int, rows: int, shape: int) -> None:
         """Every sequence has a configuration of its own. Checked mode is on for one shape in two."""
         checked = shape >= CHOICES // 2
-        config = configuration(self.level, pages, rows, shape, checked=checked, device=options.current.device)
+        subject, device = options.current.subject, options.current.device
+        offered = offered_by(load_subject(subject), self.level, device)
+        if offered is None:
+            raise SkipTest(f"not asked: {subject} does not offer the {self.level} level")
+        config = configuration(self.level, pages, rows, shape, checked=checked, device=device, offered=offered)
         self._guard(config, lambda: self._make(config))
 
     def teardown(self) -> None:
         if self.runner is not None:
             runner = self.runner
             self._guard(runner.config, runner.finish)
+
+    def can(self, name: str) -> bool:
+        """Whether there is a subject and it offers the operation."""
+        return self.runner is not None and (name == "bad_call" or name in self.runner.ledger.offered)
 
     def step(self, name: str, who: int, many: int, much: int) -> None:
         """Resolve three draws against the ledger and perform the operation."""
@@ -91,10 +99,7 @@ class Machine(RuleBasedStateMachine):
         self._guard(runner.config, lambda: runner.step(operation))
 
     def _make(self, config: Any) -> None:
-        try:
-            self.runner = Runner(config, load_subject(options.current.subject), self.reach)
-        except WrongLevel as error:
-            raise SkipTest(f"not asked: {error}") from None
+        self.runner = Runner(config, load_subject(options.current.subject), self.reach)
 
     def _guard(self, config: Any, act: Callable[[], Any]) -> None:
         """The one place where a failure surfaces."""
@@ -117,7 +122,7 @@ def _rule(name: str, possible: dict[str, Callable[[Any], Any]]) -> Any:
 
     perform.__name__ = perform.__qualname__ = name
     when = possible[name]
-    guarded = precondition(lambda self: self.runner is not None and bool(when(self.runner.ledger)))
+    guarded = precondition(lambda self: self.can(name) and bool(when(self.runner.ledger)))
     return guarded(rule(who=draw, many=draw, much=draw)(perform))
 
 
@@ -159,6 +164,10 @@ class AllocatorMachine(Machine):
     alloc = _rule("alloc", SLOT_POSSIBLE)
     alloc_extend = _rule("alloc_extend", SLOT_POSSIBLE)
     alloc_decode = _rule("alloc_decode", SLOT_POSSIBLE)
+    alloc_extend_tail = _rule("alloc_extend_tail", SLOT_POSSIBLE)
+    free_window = _rule("free_window", SLOT_POSSIBLE)
+    alloc_logical_only = _rule("alloc_logical_only", SLOT_POSSIBLE)
+    alloc_device_buffer = _rule("alloc_device_buffer", SLOT_POSSIBLE)
     free = _rule("free", SLOT_POSSIBLE)
     free_segment = _rule("free_segment", SLOT_POSSIBLE)
     clear = _rule("clear", SLOT_POSSIBLE)

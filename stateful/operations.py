@@ -284,6 +284,43 @@ class Clear(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class AllocExtendTail(Operation):
+    """Slot level, two pools: a new number of `seq_len` tokens, with window pages for the last `tail` only."""
+
+    name: ClassVar[str] = "alloc_extend_tail"
+    request: int
+    seq_len: int
+    tail: int
+
+
+@dataclass(frozen=True, slots=True)
+class FreeWindow(Operation):
+    """Slot level, two pools: the window pages of positions [.., end) that one still has; `end` on a page edge."""
+
+    name: ClassVar[str] = "free_window"
+    request: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllocLogicalOnly(Operation):
+    """Slot level, HiSparse: lengthen each from its length to seq_lens, without device pages."""
+
+    name: ClassVar[str] = "alloc_logical_only"
+    requests: Numbers
+    seq_lens: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class AllocDeviceBuffer(Operation):
+    """Slot level, HiSparse: a device buffer of `tokens` for one, made of its resident pages first."""
+
+    name: ClassVar[str] = "alloc_device_buffer"
+    request: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class RawCall(Operation):
     """Slot level: a call with its arguments written out; only bad calls need one."""
 
@@ -309,7 +346,10 @@ ENGINE_OPERATIONS = (
     WindowEvict, Lease, Retire, LateResult, FreeGroupBegin, FreeGroupEnd,
     PreallocHisparse, SwapOut, DeviceBuffer, BindNewest, DropBackup,
 )  # fmt: skip
-SLOT_OPERATIONS = (Alloc, AllocExtend, AllocDecode, Free, FreeSegment, Clear, FreeGroupBegin, FreeGroupEnd)
+SLOT_OPERATIONS = (
+    Alloc, AllocExtend, AllocDecode, Free, FreeSegment, Clear, FreeGroupBegin, FreeGroupEnd,
+    AllocExtendTail, FreeWindow, AllocLogicalOnly, AllocDeviceBuffer,
+)  # fmt: skip
 BY_NAME: dict[str, type[Operation]] = {c.name: c for c in (*ENGINE_OPERATIONS, *SLOT_OPERATIONS, RawCall)}
 
 

@@ -17,18 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ContractError, KVCacheOutOfMemory
-from .checkers import FullChecker, SlotChecker
+from .checkers import FullChecker
 from .configuration import Configuration
 from .ledger import Ledger
 from .operations import (
-    Alloc,
-    AllocDecode,
-    AllocExtend,
     BadCall,
     BindNewest,
     Checkpoint,
-    Clear,
     Commit,
     Decode,
     DeviceBuffer,
@@ -36,16 +31,13 @@ from .operations import (
     Evict,
     Extend,
     FillHole,
-    Free,
     FreeGroupBegin,
     FreeGroupEnd,
-    FreeSegment,
     LateResult,
     Lease,
     Operation,
     Prealloc,
     PreallocHisparse,
-    RawCall,
     Release,
     ReleaseOverallocated,
     Retire,
@@ -55,7 +47,11 @@ from .operations import (
     WindowEvict,
 )
 from .reach import Reach
+from .refusals import name_of, outcome_of, refused_in_its_own_way, situation_of
+from .slot_calls import call_slots
+from .slot_checker import SlotChecker
 from .slot_ledger import SlotLedger
+from .subjects.offers import offer_of
 from .touched import TouchedChecker
 from .verdicts import Bad, Broken, Crashed, Done, Legal, Outcome, Refused, Short, Verdict
 
@@ -87,36 +83,34 @@ class Runner:
         usual: type[Any] = SlotChecker if slots else TouchedChecker if config.is_large else FullChecker
         # What a lockstep subject checks in every call by itself.
         self.always = [c for c in ("KV-12", "KV-14") if c in self.subject.capabilities.asked]
+        self.ledger.offered = offer_of(self.subject).operations
         self.checker: Any = (checker or usual)(self.subject, self.ledger, self.reach.checks)
         self._perform = self._call_slots if slots else self._call_engine
 
     def step(self, operation: Operation) -> Outcome:
         """Perform one operation; Broken if the subject does anything but what the ledger expects."""
         verdict = self.ledger.expected(operation)
+        try:
+            return self._step(operation, verdict)
+        except Broken as broken:
+            self.reach.checks[broken.clause] += 1
+            broken.operation, broken.situation = name_of(operation), situation_of(operation, verdict, self.config)
+            raise
+
+    def _step(self, operation: Operation, verdict: Verdict) -> Outcome:
         if isinstance(verdict, Legal) and verdict.hits and self.ledger.cache.on:
             self._peek(operation, verdict)
         self.checker.before(operation, verdict)
         self.reach.about_to(operation, verdict, self.ledger)
         call = operation.call if isinstance(operation, BadCall) else operation
-        try:
-            outcome: Outcome = Done(self._perform(call))
-        except Broken as broken:
-            self.reach.checks[broken.clause] += 1
-            raise
-        except KVCacheOutOfMemory as error:
-            outcome = Refused("shortage", error)
-        except ContractError as error:
-            outcome = Refused("bad_call", error)
-        except Exception as error:
-            outcome = Crashed(error)
-        try:
-            if isinstance(verdict, Legal) and isinstance(outcome, Done):
-                self._enter(operation, verdict, outcome)
-            else:
-                self._refused(operation, verdict, outcome)
-        except Broken as broken:
-            self.reach.checks[broken.clause] += 1
-            raise
+        outcome = outcome_of(lambda: self._perform(call), call, self.subject.capabilities)
+        if isinstance(verdict, Legal) and isinstance(outcome, Done):
+            self._enter(operation, verdict, outcome)
+        elif self.subject.capabilities.refuses == "typed":
+            self._refused(operation, verdict, outcome)
+        else:
+            refused_in_its_own_way(operation, verdict, outcome, lambda: self.checker.unchanged(operation))
+            self.reach.checks["KV-15" if isinstance(verdict, Bad) else "KV-6"] += 1
         for clause in self.always:
             self.reach.checks[clause] += 1
         self.reach.count(operation, verdict, self.ledger)
@@ -143,7 +137,7 @@ class Runner:
             raise Broken("KV-5", f"{operation.name} returned {len(out)} slots, {verdict.returns} were asked for")
         self.checker.observe()
         if self.config.level == "slots":
-            self.ledger.apply(operation, verdict, out)
+            self.ledger.apply(operation, verdict, out, self.checker.state)
         else:
             if verdict.returns is not None:
                 rows = np.concatenate([self.checker.read_row(g.request, g.start, g.end) for g in verdict.growth])
@@ -266,28 +260,4 @@ class Runner:
         return tokens
 
     def _call_slots(self, operation: Operation) -> Any:
-        subject, ledger = self.subject, self.ledger
-        match operation:
-            case Alloc(_, tokens):
-                return subject.alloc(tokens)
-            case AllocExtend(requests, seq_lens):
-                prefix_lens = [ledger.get(number).allocated for number in requests]
-                return subject.alloc_extend(prefix_lens, seq_lens, [ledger.last_loc(number) for number in requests])
-            case AllocDecode(requests):
-                lens = [ledger.get(number).allocated + 1 for number in requests]
-                return subject.alloc_decode(lens, [ledger.last_loc(number) for number in requests])
-            case Free(requests, rotate):
-                named = [slot for number in requests for slot in ledger.slots_of(number)]
-                at = rotate % max(len(named), 1)
-                return subject.free(named[at:] + named[:at])
-            case FreeSegment(request, start):
-                return subject.free_segment(ledger.slots_of(request, max(start, 0)), start)
-            case Clear():
-                return subject.clear()
-            case FreeGroupBegin():
-                return subject.free_group_begin()
-            case FreeGroupEnd():
-                return subject.free_group_end()
-            case RawCall(method, arguments):
-                return getattr(subject, method)(*arguments)
-        raise TypeError(f"the slot level has no operation {operation.name}")
+        return call_slots(self.subject, self.ledger, operation)

@@ -9,6 +9,7 @@ the same operations.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -20,8 +21,9 @@ from .draws import DRAWS
 from .operations import Operation
 from .reach import Reach
 from .replay import Failure
-from .runner import Runner
+from .runner import Runner, WrongLevel
 from .slot_choices import SLOT_PICK, SLOT_POSSIBLE
+from .subjects import offered_by
 from .verdicts import Broken
 
 EPISODE = 250
@@ -58,6 +60,10 @@ WEIGHTS = {
     "alloc": 10,
     "alloc_extend": 30,
     "alloc_decode": 30,
+    "alloc_extend_tail": 12,
+    "free_window": 14,
+    "alloc_logical_only": 12,
+    "alloc_device_buffer": 16,
     "free": 7,
     "free_segment": 9,
     "clear": 1,
@@ -67,10 +73,11 @@ WEIGHTS = {
 
 def propose(ledger: Any, level: str, random: Random) -> Operation:
     """The next operation: a kind that is possible now, by weight, with three draws."""
-    names, possible, pick = _LEVELS[level]
+    names, possible, pick = _of_level(level, ledger.offered)
     # A full pool refuses nearly everything; in two of five steps room is made at once.
-    if ledger.pages.free == 0 and ledger.live and random.random() < 0.4:
-        name = "free_group_end" if ledger.pages.group_open else "release" if level == "engine" else "free"
+    room = "free_group_end" if ledger.pages.group_open else "release" if level == "engine" else "free"
+    if ledger.pages.free == 0 and ledger.live and room in ledger.offered and random.random() < 0.4:
+        name = room
     else:
         name = names[int(random.random() * len(names))]
     while not possible[name](ledger):
@@ -96,12 +103,14 @@ def soak(
 ) -> Failure | None:
     """Run `steps` operations; the first failure, or None. Checked mode of the core is off unless asked for: the suite,
     not the core's own guard, has to find the fault."""
-    random = Random(seed)
+    random, offered = Random(seed), offered_by(factory, level, device)
+    if offered is None:
+        raise WrongLevel(f"the subject does not offer the {level} level")
     left = steps
     while left > 0:
         episode = min(EPISODE, max(steps // 4, SHORTEST), left)
         pages, rows, shape = (random.randrange(CHOICES) for _ in range(3))
-        config = configuration(level, pages, rows, shape, checked=checked, device=device)
+        config = configuration(level, pages, rows, shape, checked=checked, device=device, offered=offered)
         if failure := run_episode(config, factory, random, episode, reach):
             return failure
         left -= episode
@@ -126,12 +135,12 @@ def run_episode(
     return None
 
 
-def _by_weight(possible: dict[str, Any]) -> list[str]:
-    return [name for name in possible for _ in range(WEIGHTS[name])]
+@cache
+def _of_level(level: str, offered: frozenset[str]) -> tuple[list[str], Any, Any]:
+    """The names of what is offered, each as often as it weighs; when it is possible, and how it is picked."""
+    possible, pick = (ENGINE_POSSIBLE, ENGINE_PICK) if level == "engine" else (SLOT_POSSIBLE, SLOT_PICK)
+    named = [name for name in possible if name in offered or name == "bad_call"]
+    return [name for name in named for _ in range(WEIGHTS[name])], possible, pick
 
 
-_LEVELS: dict[str, Any] = {
-    "engine": (_by_weight(ENGINE_POSSIBLE), ENGINE_POSSIBLE, ENGINE_PICK),
-    "slots": (_by_weight(SLOT_POSSIBLE), SLOT_POSSIBLE, SLOT_PICK),
-}
 assert DRAWS == 64, "propose splits 18 random bits into three draws"

@@ -91,10 +91,17 @@ class Broken(AssertionError):
     def __init__(self, clause: str, message: str, pages: tuple[int, ...] = (), rows: tuple[int, ...] = ()) -> None:
         self.clause, self.message, self.pages, self.rows = clause, message, pages, rows
         self.failure: Any = None  # the sequence, where a machine has raised it
+        self.operation = self.situation = ""  # in which operation, and what was expected of it, in words
         super().__init__(f"{clause}: {message}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.clause, self.message, self.pages, self.rows)
+        there = {"operation": self.operation, "situation": self.situation}
+        return type(self), (self.clause, self.message, self.pages, self.rows), there
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Two failures with the same key are the same finding."""
+        return self.clause, self.operation, self.situation
 
 
 @dataclass(slots=True)
@@ -103,7 +110,7 @@ class Held:
     hole and for what a pure window has given up), and the cached pages that it holds, whose window from `window_first`
     on. With HiSparse: `resident` tokens have device pages by the map, `hosted` tokens lie on the `host` pages, `buffer`
     are the pages of its device buffer, `backup` those on the host that a retraction has kept, `former` the bindings
-    under which it had these before."""
+    under which it had these before. At the slot level `peers` are its pages in the second pool."""
 
     number: int
     protected: int = 0
@@ -117,6 +124,7 @@ class Held:
     hosted: int = 0
     newest: int = 0
     buffer: list[int] = field(default_factory=list)
+    peers: list[int] = field(default_factory=list)
     host: list[int] = field(default_factory=list)
     backup: list[int] | None = None
     former: tuple[int, ...] = ()

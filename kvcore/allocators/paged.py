@@ -13,7 +13,7 @@ values of a slot tensor can tell: a double free, a foreign slot, a page freed in
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,15 @@ from ..kernels.alloc_extend import new_pages
 from ..kernels.devices import tensor_device
 from ..kernels.dispatch import kernels_for
 from .free_list import FreeList
+
+
+class Growth(NamedTuple):
+    """A checked call: positions [prefix, seq) of each request, whose last slots are last_loc, take so many `pages`."""
+
+    prefix: NDArray[np.int64]
+    seq: NDArray[np.int64]
+    last_loc: torch.Tensor
+    pages: int
 
 
 class PagedAllocator:
@@ -59,14 +68,18 @@ class PagedAllocator:
 
     def alloc(self, need_size: int) -> torch.Tensor:
         """`need_size` tokens in whole pages: slots int64[need_size], page by page. A page multiple only (KV-15)."""
-        need_size = arguments.integer("need_size", need_size, 0)
-        if need_size % self.page_size:
-            raise BadArgument("KV-15", "need_size", f"is {need_size}, no multiple of the page size {self.page_size}")
-        count = need_size // self.page_size
+        count = self.pages_for(need_size)
         self.require(count)
         pages = self.free_list.pop(count)
         self._mark(pages, self.page_size)
-        return self._slots_of(pages)
+        return self.slots_of(pages)
+
+    def pages_for(self, need_size: int) -> int:
+        """The pages of `need_size` tokens, a page multiple (KV-15)."""
+        need_size = arguments.integer("need_size", need_size, 0)
+        if need_size % self.page_size:
+            raise BadArgument("KV-15", "need_size", f"is {need_size}, no multiple of the page size {self.page_size}")
+        return need_size // self.page_size
 
     def alloc_extend(self, prefix_lens: Any, seq_lens: Any, last_loc: torch.Tensor) -> torch.Tensor:
         """Slots for positions [prefix, seq) of each request, int64[sum(seq - prefix)], request-major.
@@ -74,35 +87,54 @@ class PagedAllocator:
         prefix_lens, seq_lens: host integers, tokens, prefix <= seq. last_loc: int64[bs], the slot of position
         prefix - 1, or -1 where the prefix is 0. Raises BadArgument, ForeignSlot (checked), KVCacheOutOfMemory.
         """
-        prefix = arguments.lengths("prefix_lens", prefix_lens)
-        seq = arguments.lengths("seq_lens", seq_lens, len(prefix))
-        last_loc = arguments.slots("last_loc", last_loc, len(prefix), self.free_list.ids)
-        if (seq < prefix).any():
-            raise BadArgument("KV-15", "seq_lens", f"{seq.tolist()} lie below prefix_lens {prefix.tolist()}")
-        self._check_last_loc(prefix, seq, last_loc)
-        taken = new_pages(prefix, seq, self.page_size)
-        count = int(taken.sum())
-        self.require(count)
-        head = self.free_list.advance(count)
-        out = self.kernels.alloc_extend(prefix, seq, last_loc, self.free_list.ids, head, self.page_size)
-        self._mark_ends(prefix, seq, out)
-        return out
+        growth = self.plan_extend(prefix_lens, seq_lens, last_loc)
+        self.require(growth.pages)
+        return self.extend(growth)
 
     def alloc_decode(self, seq_lens: Any, last_loc: torch.Tensor) -> torch.Tensor:
         """The slot of position seq - 1 of each request, int64[bs]; seq_lens count the new token (>= 1).
 
         last_loc: int64[bs], the slot of position seq - 2, or -1 at length 1. Raises as alloc_extend does.
         """
+        growth = self.plan_decode(seq_lens, last_loc)
+        self.require(growth.pages)
+        return self.decode(growth)
+
+    # A call in two steps, for those that take from several pools and have to ask each before they change any.
+
+    def plan_extend(self, prefix_lens: Any, seq_lens: Any, last_loc: torch.Tensor) -> Growth:
+        """What an extend takes; changes nothing. Raises what cannot be right."""
+        prefix = arguments.lengths("prefix_lens", prefix_lens)
+        seq = arguments.lengths("seq_lens", seq_lens, len(prefix))
+        last_loc = arguments.slots("last_loc", last_loc, len(prefix), self.free_list.ids)
+        if (seq < prefix).any():
+            raise BadArgument("KV-15", "seq_lens", f"{seq.tolist()} lie below prefix_lens {prefix.tolist()}")
+        self._check_last_loc(prefix, seq, last_loc)
+        return Growth(prefix, seq, last_loc, int(new_pages(prefix, seq, self.page_size).sum()))
+
+    def extend(self, growth: Growth) -> torch.Tensor:
+        """The slots of an extend for whose pages there is room."""
+        prefix, seq, last_loc, count = growth
+        head = self.free_list.advance(count)
+        out = self.kernels.alloc_extend(prefix, seq, last_loc, self.free_list.ids, head, self.page_size)
+        self._mark_ends(prefix, seq, out)
+        return out
+
+    def plan_decode(self, seq_lens: Any, last_loc: torch.Tensor) -> Growth:
+        """What a decode takes; changes nothing. Raises what cannot be right."""
         seq = arguments.lengths("seq_lens", seq_lens)
         last_loc = arguments.slots("last_loc", last_loc, len(seq), self.free_list.ids)
         if (seq < 1).any():
             raise BadArgument("KV-15", "seq_lens", f"{seq.tolist()} hold a length below 1, which has no new token")
         self._check_last_loc(seq - 1, seq, last_loc)
-        count = int(np.count_nonzero(starts_a_page(seq, self.page_size)))
-        self.require(count)
+        return Growth(seq - 1, seq, last_loc, int(np.count_nonzero(starts_a_page(seq, self.page_size))))
+
+    def decode(self, growth: Growth) -> torch.Tensor:
+        """The slots of a decode for whose pages there is room."""
+        prefix, seq, last_loc, count = growth
         head = self.free_list.advance(count)
         out = self.kernels.alloc_decode(seq, last_loc, self.free_list.ids, head, self.page_size)
-        self._mark_ends(seq - 1, seq, out)
+        self._mark_ends(prefix, seq, out)
         return out
 
     def free(self, slots: torch.Tensor) -> None:
@@ -110,16 +142,25 @@ class PagedAllocator:
 
         Looks for the pages with `unique`: on a GPU that synchronises. A row's segment is better freed as one.
         """
+        self._push(self.pages_of_set(slots))
+
+    def pages_of_set(self, slots: torch.Tensor) -> torch.Tensor:
+        """The pages that a set of slots names, int64[k]; raises what `free` refuses. Synchronises on a GPU."""
         slots = arguments.slots("slots", slots, None, self.free_list.ids)
         self._check_set(slots)
         # Ascending ids, the lowest on top: the next allocation gets the lowest page of the set first.
-        self._push(torch.unique(slots // self.page_size))
+        pages: torch.Tensor = torch.unique(slots // self.page_size)
+        return pages
 
     def free_segment(self, slots: torch.Tensor, start_pos: int) -> None:
         """Give back row[start_pos:start_pos + len(slots)] of one request; nothing is searched, nothing synchronises.
 
         start_pos: tokens, page aligned. The end may lie mid-page; the last page goes back whole.
         """
+        self._push(self.pages_of_segment(slots, start_pos))
+
+    def pages_of_segment(self, slots: torch.Tensor, start_pos: int) -> torch.Tensor:
+        """The pages of a row segment, int64[k]; raises what `free_segment` refuses."""
         slots = arguments.slots("slots", slots, None, self.free_list.ids)
         start_pos = arguments.integer("start_pos", start_pos, 0)
         if start_pos % self.page_size:
@@ -128,7 +169,8 @@ class PagedAllocator:
             )
         self._check_set(slots)
         self._check_segment(slots)
-        self._push(slots[:: self.page_size] // self.page_size)
+        pages: torch.Tensor = slots[:: self.page_size] // self.page_size
+        return pages
 
     def free_group_begin(self) -> None:
         """From here on, what is freed is queued, and available when the group closes. A second begin is refused."""
@@ -185,7 +227,8 @@ class PagedAllocator:
             self.queued.append(pages)
         self._mark(pages, 0)
 
-    def _slots_of(self, pages: torch.Tensor) -> torch.Tensor:
+    def slots_of(self, pages: torch.Tensor) -> torch.Tensor:
+        """The slots of whole pages, int64[k * page_size], page by page."""
         offsets = torch.arange(self.page_size, dtype=torch.int64, device=pages.device)
         return (pages[:, None] * self.page_size + offsets).reshape(-1)
 

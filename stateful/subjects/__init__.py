@@ -10,7 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .protocol import Factory
+from ..configuration import Configuration
+from .protocol import Capabilities, Factory
 
 BY_NAME = {"kvcore": "kvcore.stateful.subjects.kvcore:kvcore"}
 
@@ -41,3 +42,15 @@ def load(name: str) -> Any:
     if not callable(found):
         raise UnknownSubject(f"{name!r}: {module_name} has no function {attribute!r}")
     return found
+
+
+def offered_by(factory: Factory, level: str, device: str) -> Capabilities | None:
+    """What a factory says of the subject that it makes for this level; None if it makes one of the other level.
+
+    Read from `factory.capabilities`, as a class has it; else one subject is made, on a small configuration.
+    """
+    said = getattr(factory, "capabilities", None)
+    if not isinstance(said, Capabilities):
+        plain = Configuration(page_size=4, num_pages=6, max_requests=4, context_len=12, device=device, level=level)
+        said = factory(plain).capabilities
+    return said if said.level == level else None

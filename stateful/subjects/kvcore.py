@@ -16,41 +16,22 @@ import torch
 from numpy.typing import NDArray
 
 from ... import allocation, caching, leases, offload, preallocation, release, window_eviction
-from ...allocators.paged import PagedAllocator
-from ...config import PAGE_SIZES
-from ...contract import CONTRACT
 from ...manager import Batch, KVCacheManager
-from ...records import FIELDS, Req
-from ...snapshots import Snapshot, pool_state, snapshot
+from ...records import Req
+from ...snapshots import Snapshot, snapshot
 from ..books import Recent
 from ..configuration import Configuration
+from .kvcore_slots import KvcoreSlots as KvcoreSlots
 from .protocol import Capabilities, Tokens
 
 Int64 = NDArray[np.int64]
 Guard = Callable[[], AbstractContextManager[Any]]
 
-_WHY_NOT = {
-    "KV-12": "asked of lockstep subjects only",
-    "KV-14": "asked in kernel lanes only",
-}
-_SLOTS_ONLY = {
-    "KV-3": "rows are asked at the engine level",
-    "KV-4": "records are asked at the engine level",
-    "KV-9": "the prefix cache is asked at the engine level",
-    "KV-10": "maps are asked at the engine level",
-    "KV-13": "rows are asked at the engine level",
-    "KV-16": "leases are asked at the engine level",
-}
-
-
-def _capabilities(level: str, why_not: dict[str, str]) -> Capabilities:
-    return Capabilities(level, PAGE_SIZES, tuple(c for c in CONTRACT if c not in why_not), why_not)
-
 
 class KvcoreEngine:
     """The paths of a KVCacheManager, with requests by number."""
 
-    capabilities = _capabilities("engine", _WHY_NOT)
+    capabilities = Capabilities("engine")
 
     def __init__(self, config: Configuration) -> None:
         self.config = config
@@ -247,66 +228,6 @@ class KvcoreEngine:
             # A real engine makes a batch when its composition changes; the generation tells.
             batch = Batch(self.manager, [self._req(number) for number in requests])
         return batch
-
-
-class KvcoreSlots:
-    """The PagedAllocator alone."""
-
-    capabilities = _capabilities("slots", _WHY_NOT | _SLOTS_ONLY)
-
-    def __init__(self, config: Configuration) -> None:
-        self.config = config
-        self.guard: Guard = nullcontext
-        self.allocator = PagedAllocator(
-            config.num_pages, config.page_size, config.device, config.is_checked, need_sort=config.need_sort
-        )
-
-    def alloc(self, need_size: int) -> Int64:
-        with self.guard():
-            slots = self.allocator.alloc(need_size)
-        return slots.cpu().numpy()
-
-    def alloc_extend(self, prefix_lens: Sequence[int], seq_lens: Sequence[int], last_loc: Sequence[int]) -> Int64:
-        last = self._tensor(last_loc)
-        with self.guard():
-            slots = self.allocator.alloc_extend(prefix_lens, seq_lens, last)
-        return slots.cpu().numpy()
-
-    def alloc_decode(self, seq_lens: Sequence[int], last_loc: Sequence[int]) -> Int64:
-        last = self._tensor(last_loc)
-        with self.guard():
-            slots = self.allocator.alloc_decode(seq_lens, last)
-        return slots.cpu().numpy()
-
-    def free(self, slots: Sequence[int]) -> None:
-        self.allocator.free(self._tensor(slots))
-
-    def free_segment(self, slots: Sequence[int], start_pos: int) -> None:
-        segment = self._tensor(slots)
-        with self.guard():
-            self.allocator.free_segment(segment, start_pos)
-
-    def clear(self) -> None:
-        self.allocator.clear()
-
-    def free_group_begin(self) -> None:
-        self.allocator.free_group_begin()
-
-    def free_group_end(self) -> None:
-        with self.guard():
-            self.allocator.free_group_end()
-
-    def available(self) -> list[int]:
-        return [self.allocator.available_size()]
-
-    def snapshot(self) -> Snapshot:
-        config = self.config
-        nothing = np.zeros((len(FIELDS), 1), dtype=np.int64)
-        pools = {self.allocator.pool: pool_state(self.allocator)}
-        return Snapshot(config.page_size, config.context_len, pools, {}, (), nothing, np.zeros((1, 1), dtype=np.int32))
-
-    def _tensor(self, values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.allocator.free_list.ids.device)
 
 
 def kvcore(config: Configuration) -> Any:

@@ -26,7 +26,8 @@ from ...properties.cases import WITH_WINDOW
 from ...snapshots import Snapshot
 from ..configuration import Configuration
 from ..verdicts import Broken
-from .kvcore import KvcoreEngine, KvcoreSlots
+from .kvcore import KvcoreEngine
+from .kvcore_slots import KvcoreSlots
 from .protocol import Capabilities
 
 Int64 = NDArray[np.int64]
@@ -49,11 +50,9 @@ class _Lockstep:
         self.device, self.reference = kind(config), kind(replace(config, device="cpu"))
         self.guarded = not config.is_checked
         self.device.guard = self._guard if self.guarded else self.device.guard
-        asked = [c for c in self.reference.capabilities.asked if c != "KV-14"] + ["KV-12", "KV-14"]
-        why = {c: said for c, said in self.reference.capabilities.why_not.items() if c not in ("KV-12", "KV-14")}
-        self.capabilities = Capabilities(
-            self.reference.capabilities.level, self.reference.capabilities.page_sizes, tuple(asked), why
-        )
+        one: Capabilities = self.reference.capabilities
+        why = {clause: said for clause, said in one.why_not.items() if clause not in ("KV-12", "KV-14")}
+        self.capabilities = replace(one, asked=(*one.asked, "KV-12", "KV-14"), why_not=why)
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
@@ -230,6 +229,24 @@ class LockstepSlots(_Lockstep):
     def alloc_decode(self, *call: Any) -> Int64:
         out: Int64 = self._both("alloc_decode", *call)
         return out
+
+    def alloc_extend_tail(self, *call: Any) -> Int64:
+        out: Int64 = self._both("alloc_extend_tail", *call)
+        return out
+
+    def alloc_logical_only(self, *call: Any) -> Int64:
+        out: Int64 = self._both("alloc_logical_only", *call)
+        return out
+
+    def alloc_device_buffer(self, *call: Any) -> Int64:
+        out: Int64 = self._both("alloc_device_buffer", *call)
+        return out
+
+    def free_window(self, *call: Any) -> None:
+        self._both("free_window", *call)
+
+    def free_device_buffer(self, *call: Any) -> None:
+        self._both("free_device_buffer", *call)
 
     def free(self, *call: Any) -> None:
         self._both("free", *call)

@@ -2,39 +2,86 @@
 
     def factory(config: Configuration) -> Engine | SlotAllocator: ...
 
-A factory may look at `config.level` and return a subject of that level, or always return the one level it has.
-Methods raise KVCacheOutOfMemory and ContractError to refuse; anything else that they raise is a fault.
+A factory may look at `config.level` and return a subject of that level, or always return the one level it has. The
+methods that a subject lacks are not asked of it. How it refuses, it says in its capabilities; anything else that its
+methods raise is a fault.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...config import PAGE_SIZES
+from ...contract import CONTRACT
 from ...snapshots import Snapshot
 from ..configuration import Configuration
 
 Int64 = NDArray[np.int64]
 Tokens = NDArray[np.int32]
 
+_NOT_ASKED = {
+    "KV-12": "asked of lockstep subjects only",
+    "KV-14": "asked in kernel lanes only",
+}
+_NOT_ASKED_OF_SLOTS = {
+    "KV-4": "records are asked at the engine level",
+    "KV-9": "the prefix cache is asked at the engine level",
+    "KV-13": "rows are asked at the engine level",
+    "KV-16": "leases are asked at the engine level",
+}
+
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a subject says of itself, one sentence each.
+    """What a subject says of itself; every property with the sentence that it stands for.
 
-    level: which of the two levels it is driven on, "engine" or "slots".
-    page_sizes: the page sizes that it can be made with.
-    asked: the clauses that are asked of it; the others are listed as not asked, with `why_not`.
+    level: it is driven as an "engine" (requests, rows, records) or as "slots" (the slot allocator alone).
+    page_sizes: it can be made with pages of so many tokens.
+    pools: it can be made with one pool, "paged", with a "window" pool beside it, or as "hisparse"; asked at the level
+        "slots" only, an engine finds its pools in the configuration.
+    refuses: a shortage it answers with kvcore's "typed" errors, with "none" instead of slots, or it "raises" one of
+        `shortage`. A bad call may end in any exception unless it is "typed".
+    shortage: it raises these where there is no room.
+    operations: it offers these; not given: those whose methods are there.
+    may_die: a call of it that goes wrong can end the process, so that it is driven in a child process.
+    why_not: these clauses are not asked of it, for this reason each; those that its level or what it offers excludes
+        are added.
+    asked: the clauses that are asked of it: all others, if not given.
     """
 
     level: str
-    page_sizes: tuple[int, ...]
-    asked: tuple[str, ...]
-    why_not: dict[str, str]
+    page_sizes: tuple[int, ...] = PAGE_SIZES
+    asked: tuple[str, ...] = ()
+    why_not: dict[str, str] = field(default_factory=dict)
+    pools: tuple[str, ...] = ("paged",)
+    refuses: str = "typed"
+    shortage: tuple[type[Exception], ...] = ()
+    operations: tuple[str, ...] | None = None
+    may_die: bool = False
+
+    def __post_init__(self) -> None:
+        if self.refuses not in REFUSALS:
+            raise ValueError(f"refuses is {self.refuses!r}; it has to be one of {', '.join(REFUSALS)}")
+        unknown = [name for name in self.pools if name not in POOLS]
+        if unknown:
+            raise ValueError(f"pools holds {unknown[0]!r}; known are {', '.join(POOLS)}")
+        given = dict(self.why_not)
+        if not self.asked:
+            why = _NOT_ASKED | (_NOT_ASKED_OF_SLOTS if self.level == "slots" else {})
+            if self.level == "slots" and self.pools == ("paged",):
+                why["KV-10"] = "it has one pool, and so no map"
+            given = why | given
+            object.__setattr__(self, "asked", tuple(clause for clause in CONTRACT if clause not in given))
+        object.__setattr__(self, "why_not", given)
+
+
+REFUSALS = ("typed", "none", "raises")
+POOLS = ("paged", "window", "hisparse")
 
 
 class Subject(Protocol):
@@ -125,16 +172,49 @@ class Engine(Subject, Protocol):
 
 
 class SlotAllocator(Subject, Protocol):
-    """The slot allocator alone; slots are lists of integers here, tensors inside."""
+    """The slot allocator alone; slots are lists of integers here, tensors inside.
 
-    def alloc(self, need_size: int) -> Int64: ...
-    def alloc_extend(self, prefix_lens: Sequence[int], seq_lens: Sequence[int], last_loc: Sequence[int]) -> Int64: ...
-    def alloc_decode(self, seq_lens: Sequence[int], last_loc: Sequence[int]) -> Int64: ...
-    def free(self, slots: Sequence[int]) -> None: ...
-    def free_segment(self, slots: Sequence[int], start_pos: int) -> None: ...
+    A method that returns slots returns int64, as many as the lengths ask for, request by request. Once a call has
+    returned, the caller may overwrite whatever it has passed.
+    """
+
+    def alloc(self, need_size: int) -> Int64:
+        """`need_size` tokens in whole pages."""
+
+    def alloc_extend(self, prefix_lens: Sequence[int], seq_lens: Sequence[int], last_loc: Sequence[int]) -> Int64:
+        """Positions [prefix, seq) of each; last_loc: the slot of position prefix - 1, or -1."""
+
+    def alloc_decode(self, seq_lens: Sequence[int], last_loc: Sequence[int]) -> Int64:
+        """Position seq - 1 of each."""
+
+    def free(self, slots: Sequence[int]) -> None:
+        """All slots of some requests, in any order."""
+
+    def free_segment(self, slots: Sequence[int], start_pos: int) -> None:
+        """What a request holds from position start_pos, a page edge, on."""
+
     def clear(self) -> None: ...
     def free_group_begin(self) -> None: ...
     def free_group_end(self) -> None: ...
 
+    # With config.window only, a pool of window pages in step with the full one.
+    def alloc_extend_tail(self, seq_len: int, tail: int) -> Int64:
+        """A new request of seq_len tokens, the last `tail` of them, from a page edge on, with window pages."""
+
+    def free_window(self, slots: Sequence[int], start_pos: int) -> None:
+        """The window pages of these slots of one request, whole pages from position start_pos on; the slots stay."""
+
+    # With config.hisparse only: a logical pool and a device pool.
+    def alloc_logical_only(
+        self, prefix_lens: Sequence[int], seq_lens: Sequence[int], last_loc: Sequence[int]
+    ) -> Int64: ...
+
+    def alloc_device_buffer(self, slots: Sequence[int], need_size: int) -> Int64:
+        """need_size device slots, whole pages; slots: all that the request holds, none of it mapped from now on."""
+
+    def free_device_buffer(self, slots: Sequence[int]) -> None:
+        """All device slots of a buffer."""
+
 
 Factory = Callable[[Configuration], Any]
+"""Makes a subject. Where it has the attribute `capabilities` (a class has), nothing is made to read them."""
