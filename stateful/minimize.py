@@ -4,35 +4,49 @@
 
 Whole requests first, then operations and pairs of them, then the configuration, then arguments, then operations and
 requests together with the room that they took, again and again until no single step helps: no operation can be left
-out, no batch member, no number made smaller, no size of the configuration.
+out, no batch member, no number made smaller, no size of the configuration. What it may cost is counted in operations,
+not in seconds, so that the same failure becomes the same file on every machine.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import MISSING, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from ..errors import KVCacheError
 from .configuration import Configuration
-from .operations import BadCall, Operation, RawCall
+from .operations import BadCall, Operation
 from .replay import Failure, run
+from .simpler import changes, numbers_of, simpler_than, without
 from .texts import Prompt
 
 Operations = tuple[Operation, ...]
 Try = Callable[[Configuration, Operations], Failure | None]
 
+BUDGET = {"cpu": 150_000, "cuda": 60_000, "interpret": 6_000}
+"""Operations that minimising may run, by lane: about a minute at 2,500, 1,000 and 100 a second. Most failures need a
+hundredth of it; a workload's, of thousands of operations, stops here."""
 
-def minimize(failure: Failure, factory: Callable[[Configuration], Any], *, seconds: float = 60.0) -> Failure:
-    """The smallest failure found that breaks the same clause. Stops early when the time is up, with what it has."""
-    clause, deadline = failure.broken.clause, time.monotonic() + seconds
+SETUP = 10
+"""What an attempt costs beside its operations: a fresh subject is about as expensive as ten of them."""
+
+
+def minimize(failure: Failure, factory: Callable[[Configuration], Any], *, budget: int | None = None) -> Failure:
+    """The smallest failure found that breaks the same clause. `budget`: operations to run, of which those of the last
+    attempt may be over; BUDGET's if None. Stops early when they are spent, with what it has."""
+    clause, left = failure.broken.clause, BUDGET[failure.config.device.partition(":")[0]] if budget is None else budget
+
+    def spend(*step: Any) -> None:
+        nonlocal left
+        left -= 1
 
     def attempt(config: Configuration, operations: Operations) -> Failure | None:
-        if time.monotonic() > deadline:
+        nonlocal left
+        if left <= 0:
             return None
-        found = run(config, operations, factory)
+        left -= SETUP
+        found = run(config, operations, factory, watch=spend)
         return found if found and found.broken.clause == clause else None
 
     best = attempt(failure.config, failure.operations) or failure
@@ -51,11 +65,11 @@ def minimize(failure: Failure, factory: Callable[[Configuration], Any], *, secon
 
 def _fewer_requests(best: Failure, attempt: Try) -> Failure:
     """Leave a request out of every operation at once: what took its pages goes together with what gave them back."""
-    numbers = {n for operation in best.operations for n in _numbers(operation)}
+    numbers = {n for operation in best.operations for n in numbers_of(operation)}
     size = max(len(numbers) // 2, 1)
     while numbers:
         for gone in _chunks(sorted(numbers), size):
-            kept = tuple(left for operation in best.operations if (left := _without(operation, gone)))
+            kept = tuple(left for operation in best.operations if (left := without(operation, gone)))
             if kept != best.operations and (found := attempt(best.config, kept)):
                 best = found
                 numbers -= gone
@@ -67,33 +81,6 @@ def _fewer_requests(best: Failure, attempt: Try) -> Failure:
 
 def _chunks(numbers: list[int], size: int) -> Iterator[set[int]]:
     return (set(numbers[i : i + size]) for i in range(0, len(numbers), size))
-
-
-def _numbers(operation: Operation) -> tuple[int, ...]:
-    if isinstance(operation, BadCall):
-        return _numbers(operation.call)
-    one = getattr(operation, "request", None)
-    return getattr(operation, "requests", ()) if one is None else (one,)
-
-
-def _without(operation: Operation, gone: set[int]) -> Operation | None:
-    """The operation without these requests, None if nothing is left of it."""
-    numbers = _numbers(operation)
-    if not gone.intersection(numbers):
-        return operation
-    stays = [i for i, number in enumerate(numbers) if number not in gone]
-    if not stays or isinstance(operation, BadCall):
-        return None
-    return _members(operation, stays)
-
-
-def _members(operation: Operation, stays: list[int]) -> Operation:
-    """The operation with only these members of its batch."""
-    lists = {f.name: getattr(operation, f.name) for f in fields(operation)}
-    return replace(
-        operation,
-        **{n: tuple(v[i] for i in stays if i < len(v)) for n, v in lists.items() if isinstance(v, tuple) and v},
-    )
 
 
 def _fewer_operations(best: Failure, attempt: Try) -> Failure:
@@ -133,7 +120,7 @@ def _simpler_operations(best: Failure, attempt: Try) -> Failure:
     """Each operation with fewer members, smaller numbers, plainer flags."""
     index = 0
     while index < len(best.operations):
-        for simpler in _simpler(best.operations[index]):
+        for simpler in simpler_than(best.operations[index]):
             if found := attempt(best.config, (*best.operations[:index], simpler, *best.operations[index + 1 :])):
                 best = found
                 break
@@ -142,60 +129,12 @@ def _simpler_operations(best: Failure, attempt: Try) -> Failure:
     return best
 
 
-def _simpler(operation: Operation) -> Iterator[Operation]:
-    if isinstance(operation, BadCall):
-        yield from (replace(operation, call=call) for call in _simpler(operation.call))
-        return
-    if isinstance(operation, RawCall):
-        return
-    values = {f.name: getattr(operation, f.name) for f in fields(operation)}
-    longest = max((len(value) for name, value in values.items() if isinstance(value, tuple)), default=0)
-    if longest > 1:
-        yield from (_members(operation, [i for i in range(longest) if i != gone]) for gone in range(longest))
-    usual = {f.name: f.default for f in fields(operation) if f.default is not MISSING}
-    for name, value in values.items():
-        if name in ("request", "requests") or value == usual.get(name, MISSING):
-            continue
-        if name in usual:
-            yield replace(operation, **{name: usual[name]})
-        if name == "prompts":
-            for i, prompt in enumerate(value):
-                for simpler in _simpler_prompts(prompt):
-                    yield replace(operation, **{name: (*value[:i], simpler, *value[i + 1 :])})
-        elif name == "prompt":
-            yield from (replace(operation, **{name: simpler}) for simpler in _simpler_prompts(value))
-        elif isinstance(value, tuple):
-            for i, number in enumerate(value):
-                for less in _less(number):
-                    yield replace(operation, **{name: (*value[:i], less, *value[i + 1 :])})
-        elif value is True:
-            yield replace(operation, **{name: False})
-        elif isinstance(value, int) and value is not False:
-            yield from (replace(operation, **{name: less}) for less in _less(value))
-
-
-def _simpler_prompts(prompt: Prompt) -> Iterator[Prompt]:
-    """Without one segment, or with one that ends earlier."""
-    for i, (end, writer) in enumerate(prompt):
-        yield (*prompt[:i], *prompt[i + 1 :])
-        yield from ((*prompt[:i], (less, writer), *prompt[i + 1 :]) for less in _less(end) if less)
-
-
-def _less(number: int) -> Iterator[int]:
-    """Smaller numbers of the same sign, the smallest first."""
-    seen = set()
-    for less in (0, 1, number // 2, number * 3 // 4, number * 7 // 8, number * 31 // 32, number - 1):
-        if 0 <= less < number and less not in seen:
-            seen.add(less)
-            yield less
-
-
 def _simpler_configuration(best: Failure, attempt: Try) -> Failure:
     """Fewer pages, rows and tokens, no speculation, smaller pages."""
     progress = True
     while progress:
         progress = False
-        for change in _changes(best.config):
+        for change in changes(best.config):
             try:
                 config = replace(best.config, **change)
             except KVCacheError:
@@ -204,43 +143,6 @@ def _simpler_configuration(best: Failure, attempt: Try) -> Failure:
                 best, progress = found, True
                 break
     return best
-
-
-def _changes(config: Configuration) -> Iterator[dict[str, Any]]:
-    if config.speculation is not None:
-        yield {"speculation": None}
-        for name in ("steps", "topk", "draft_tokens"):
-            for less in _less(getattr(config.speculation, name)):
-                if less:
-                    changed: dict[str, Any] = {name: less}
-                    yield {"speculation": replace(config.speculation, **changed)}
-    for size in (1, 2, 4):
-        if size < config.page_size:
-            yield {"page_size": size}
-    for name in ("num_pages", "max_requests", "context_len"):
-        yield from ({name: less} for less in _less(getattr(config, name)) if less)
-    if config.checked:
-        yield {"checked": False}
-    if config.prefix_cache != "none":
-        yield {"prefix_cache": "none", "eviction": "lru"}
-    if config.eviction != "lru":
-        yield {"eviction": "lru"}
-    if config.hisparse is not None:
-        yield {"hisparse": None}
-        for name in ("ratio", "buffer_size", "device_pages", "host_pages"):
-            for less in _less(getattr(config.hisparse, name)):
-                fewer: dict[str, Any] = {name: less}
-                with suppress(KVCacheError):
-                    yield {"hisparse": replace(config.hisparse, **fewer)}
-    if config.need_sort:
-        yield {"need_sort": False}
-    if config.window is not None:
-        yield {"window": None}
-        for name in ("interval", "floor", "size", "num_pages"):
-            for less in _less(getattr(config.window, name)):
-                part: dict[str, Any] = {name: less}
-                with suppress(KVCacheError):
-                    yield {"window": replace(config.window, **part)}
 
 
 def _fewer_operations_in_less_room(best: Failure, attempt: Try) -> Failure:
@@ -255,8 +157,8 @@ def _fewer_operations_in_less_room(best: Failure, attempt: Try) -> Failure:
 
 def _fewer_requests_in_less_room(best: Failure, attempt: Try) -> Failure:
     """One request less and a smaller pool at once."""
-    for number in sorted({n for operation in best.operations for n in _numbers(operation)}):
-        kept = tuple(left for operation in best.operations if (left := _without(operation, {number})))
+    for number in sorted({n for operation in best.operations for n in numbers_of(operation)}):
+        kept = tuple(left for operation in best.operations if (left := without(operation, {number})))
         best = _in_less_room(best, kept, attempt) or best
     return best
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from .operation_lines import MalformedOperation, parse
 from .operations import Extend
 from .page_map import page_map
 from .reach import Reach
-from .replay import Failure, MalformedReplay, Replay, run, to_replay
+from .replay import Failure, MalformedReplay, Replay, to_replay
 from .report import failure_report, state_of
 from .runner import Runner
 from .soak import propose, soak
@@ -26,20 +25,6 @@ def found(name: str = "a_shortage_that_leaks", seed: int = 1) -> Failure:
     failure = soak("engine", GALLERY[name].factory, steps=5_000, seed=seed, reach=Reach())
     assert failure is not None
     return failure
-
-
-def test_a_minimised_sequence_is_1_minimal() -> None:
-    factory = GALLERY["a_shortage_that_leaks"].factory
-    small = minimize(found(), factory)
-    for i in range(len(small.operations)):
-        rest = small.operations[:i] + small.operations[i + 1 :]
-        without = run(small.config, rest, factory)
-        assert without is None or without.broken.clause != small.broken.clause
-    for field in ("num_pages", "max_requests", "context_len"):
-        size = getattr(small.config, field)
-        if size > 1:
-            less = run(replace(small.config, **{field: size - 1}), small.operations, factory)
-            assert less is None or less.broken.clause != small.broken.clause
 
 
 def test_a_seed_reproduces_a_run_exactly() -> None:
