@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from .. import __version__
 from .options import DEVICES, PROFILES, Options
@@ -46,7 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """The command that was named. Each loads what it needs: `kvcore --help` imports no torch."""
-    if getattr(arguments, "device", None) == "interpret":
+    device = getattr(arguments, "device", None)
+    if device is None and arguments.command == "replay":
+        device = recorded_device(arguments.file)
+    if device == "interpret":
         os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, and for every worker
     try:
         from . import commands
@@ -54,6 +58,15 @@ def run(arguments: argparse.Namespace) -> int:
         raise WrongCall(f"{error}; the commands need `pip install 'kvcore[suite]'`") from None
     command: Callable[[argparse.Namespace], int] = getattr(commands, arguments.command)
     return command(arguments)
+
+
+def recorded_device(file: str) -> str | None:
+    """The device that a replay file names, read before anything is loaded; None if it names none."""
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None  # told by the command, which reads the file again
+    return next((line.split()[1] for line in lines if line.startswith("device ") and len(line.split()) == 2), None)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -147,7 +160,8 @@ def parser() -> argparse.ArgumentParser:
     faults = command("faults", "the gallery of planted bugs: which are found, by which clause, how fast")
     faults.add_argument("--only", metavar="ID", help="this one, its failure shown as a user sees it")
     faults.add_argument("--device", choices=("cpu", "interpret"), help="only those of this lane; all if not given")
-    faults.add_argument("--seed", type=_at_least(0), default=DEFAULT.seed, help="where the draws start")
+    _seed_and_json(faults)
+    faults.add_argument("--markdown", metavar="FILE", help="write the gallery there as a page, with what named each")
 
     bench = command("bench", "times of the allocation paths, whole calls, beside an empty launch")
     bench.add_argument("--device", choices=DEVICES, default=DEFAULT.device, help="the lane to run in")
@@ -158,7 +172,8 @@ def parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("--json", metavar="FILE", help="write the figures there too")
 
-    command("contract", "the clauses, their checks, their faults, and how often the last run exercised them")
+    contract = command("contract", "the clauses, their checks, their faults, and how often the last run exercised them")
+    contract.add_argument("--json", metavar="FILE", help="write the table there too")
     return top
 
 

@@ -22,7 +22,7 @@ from .subjects import UnknownSubject, load_subject
 from .subjects.protocol import Factory
 
 # Into a file or a pipe there is no width to fit into; tables keep their names whole.
-out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
 bars = Console(stderr=True)
 
 
@@ -81,5 +81,12 @@ def count(number: int, what: str) -> str:
 def write_json(path: Path, data: Any) -> None:
     try:
         results.write_json(path, data)
+    except OSError as error:
+        raise WrongCall(f"cannot write {path}: {error.strerror}") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise WrongCall(f"cannot write {path}: {error.strerror}") from None

@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from ..contract import CONTRACT
 from . import results
 from .cli import WrongCall
-from .command_parts import bars, need_lane, out, progress_bar, tell_failure, write_json
+from .command_parts import bars, need_lane, out, progress_bar, tell_failure, write_json, write_text
 from .report import versions
 
 if TYPE_CHECKING:
@@ -29,32 +29,35 @@ def faults(arguments: argparse.Namespace) -> int:
     """The gallery's scoreboard."""
     from .faults import GALLERY
     from .faults.hunt import hunt_all
+    from .faults.scoreboard import Score, figures, page, wrong
 
     if arguments.only is not None and arguments.only not in GALLERY:
         near = ", ".join(get_close_matches(arguments.only, GALLERY, n=3))
         hint = f"; near are {near}" if near else "; `kvcore faults` lists them"
         raise WrongCall(f"the gallery has no fault {arguments.only!r}{hint}")
+    if arguments.markdown and (arguments.only or arguments.device):
+        raise WrongCall("--markdown is a page of the whole gallery: without --only and --device")
     chosen = [GALLERY[arguments.only]] if arguments.only else list(GALLERY.values())
     chosen = [fault for fault in chosen if arguments.device in (None, fault.device)]
     if not chosen:
         raise WrongCall(f"{arguments.only} shows in the lane {GALLERY[arguments.only].device}")
     table = Table("fault", "source", "may name it", "named by", "driver", "operations", "seconds", "replay")
-    missed = 0
+    board: list[Score] = []
     with progress_bar() as bar:
         line = bar.add_task("hunting", total=len(chosen))
         for fault, found in hunt_all(chosen, seed=arguments.seed):
             bar.update(line, advance=1)
-            good = found.clause in fault.clauses
-            missed += not good
+            score = Score.of(fault, found)
+            board.append(score)
             table.add_row(
-                fault.id,
-                fault.source,
-                " ".join(fault.clauses),
-                found.clause if good else f"[bold red]{found.clause or 'MISSED'}",
-                found.driver,
-                f"{found.operations:,}",
-                f"{found.seconds:.2f}",
-                str(len(found.failure.operations)) if found.failure else "",
+                score.id,
+                score.source,
+                " ".join(score.clauses),
+                score.caught_by if score.caught else f"[bold red]{score.caught_by or 'MISSED'}",
+                score.driver,
+                f"{score.operations:,}",
+                f"{score.seconds:.2f}",
+                "" if score.replay_length is None else str(score.replay_length),
             )
             if arguments.only:
                 out.print(fault.story, markup=False)
@@ -64,8 +67,16 @@ def faults(arguments: argparse.Namespace) -> int:
                 else:
                     out.print(found.report, markup=False)
     out.print(table)
-    out.print(f"{len(chosen) - missed} of {len(chosen)} faults found, each by a clause that may name it")
-    return 1 if missed else 0
+    for sentence in (*figures(board), *wrong(board)):
+        out.print(sentence, markup=False)
+    caught = sum(score.caught for score in board)
+    out.print(f"{caught} of {len(board)} faults found, each by a clause that may name it")
+    if arguments.json:
+        rows = [asdict(score) for score in board]
+        write_json(Path(arguments.json), {"seed": arguments.seed, "versions": versions(), "faults": rows})
+    if arguments.markdown:
+        write_text(Path(arguments.markdown), page(board, seed=arguments.seed))
+    return 0 if caught == len(board) else 1
 
 
 def bench(arguments: argparse.Namespace) -> int:
@@ -125,7 +136,8 @@ def _gpu(device: str) -> str:
 
 
 def contract(arguments: argparse.Namespace) -> int:
-    """The clauses with their faults and the last run's reach."""
+    """The clauses with the checks that test them, the faults that break them, and the last run's reach."""
+    from .clause_checks import where_checked
     from .faults import GALLERY
 
     try:
@@ -135,13 +147,18 @@ def contract(arguments: argparse.Namespace) -> int:
     except (OSError, ValueError, KeyError, TypeError):
         clauses, of = {}, f"no last run: {results.LAST_RUN} is not there"
     columns = [Column(name, overflow="fold") for name in ("clause", "what holds", "asked of")]
-    breaking_faults = Column("faults that break it", overflow="fold", min_width=46)
-    table = Table(*columns, breaking_faults, Column("checks in the last run", overflow="fold"))
+    columns += [Column(name, overflow="fold", min_width=46) for name in ("checked in", "faults that break it")]
+    table = Table(*columns, Column("checks in the last run", overflow="fold"))
+    rows = []
     for clause in CONTRACT.values():
         breaking = [fault.id for fault in GALLERY.values() if fault.clauses[0] == clause.id]
-        run_of = clauses.get(clause.id)
-        checks = "" if run_of is None else f"{run_of['checks']:,}" if run_of["asked"] else f"not asked: {run_of['why']}"
-        table.add_row(f"{clause.id} {clause.name}", clause.sentence, clause.asked, "\n".join(breaking), checks)
+        checked, run_of = where_checked()[clause.id], clauses.get(clause.id)
+        count = "" if run_of is None else f"{run_of['checks']:,}" if run_of["asked"] else f"not asked: {run_of['why']}"
+        sides = ("\n".join(checked), "\n".join(breaking))
+        table.add_row(f"{clause.id} {clause.name}", clause.sentence, clause.asked, *sides, count, end_section=True)
+        rows.append({**asdict(clause), "checked_in": checked, "faults": breaking, "last_run": run_of})
     out.print(table)
     out.print(f"last run: {of}", markup=False)
+    if arguments.json:
+        write_json(Path(arguments.json), {"last_run": of, "clauses": rows})
     return 0

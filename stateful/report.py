@@ -96,8 +96,10 @@ def _map(failure: Failure, factory: Callable[[Configuration], Any]) -> str:
 
 
 def state_of(runner: Runner) -> Snapshot:
-    """What the subject shows; for a slot allocator, which has no rows, what the ledger knows is held is put in."""
-    state: Snapshot = runner.subject.snapshot()
+    """What the subject shows, in lockstep its device; for a slot allocator, which has no rows, what the ledger knows is
+    held is put in."""
+    device: Any = getattr(runner.subject, "device", None)
+    state: Snapshot = (device if hasattr(device, "snapshot") else runner.subject).snapshot()
     if runner.config.level == "engine":
         return state
     held: list[Held] = list(runner.ledger.live.values())

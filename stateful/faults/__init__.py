@@ -8,6 +8,7 @@ A suite that has never failed proves nothing. Each fault is a subject: its name 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,11 @@ class Fault:
     story: str
     factory: Factory
     device: str = "cpu"
+
+    @property
+    def group(self) -> str:
+        """What its module is about: the beginning of that module's docstring."""
+        return (sys.modules[self.factory.__module__].__doc__ or "").partition(":")[0]
 
 
 GALLERY: dict[str, Fault] = {}

@@ -86,10 +86,10 @@ class a_nested_group_that_begins_anew(KvcoreSlots):
     anybody's."""
 
     def free_group_begin(self) -> None:
-        if self.allocator.queued is not None:
-            self.allocator.queued.clear()
-        else:
-            super().free_group_begin()
+        if self.first.queued is None:
+            return super().free_group_begin()
+        for allocator in filter(None, (self.first, self.second)):
+            allocator.queued = []
 
 
 @enter("none known", "KV-8")

@@ -29,7 +29,8 @@ from . import GALLERY, Fault
 class Found:
     """How a fault was found, or that it was not (clause ""): operations and seconds count from the first operation on.
 
-    failure is minimised; a kernel that fails alone has none, its call is in `report`.
+    seconds are of CPU, so that what else the machine does is not in them. failure is minimised; a kernel that fails
+    alone has none, its call is in `report`.
     """
 
     clause: str
@@ -46,7 +47,7 @@ PIECE = {"cpu": 250, "interpret": 25}
 
 def hunt(fault: Fault, *, seed: int) -> Found:
     """As much as the quick profile's soak in the fault's lane does, on one core, levels and kernels taking turns."""
-    profile, reach, started = profile_for("quick", fault.device), Reach(), time.perf_counter()
+    profile, reach, started = profile_for("quick", fault.device), Reach(), time.process_time()
     subject, piece_steps = f"kvcore.stateful.faults:{fault.id}", PIECE[fault.device]
     for piece in range(profile.soak_steps // piece_steps):
         turn = [("soak", level, piece_steps) for level in ("engine", "slots")]
@@ -56,12 +57,12 @@ def hunt(fault: Fault, *, seed: int) -> Found:
             task = Task(driver, target, seed * 1_000_003 + piece, steps, subject, fault.device, "quick")
             exercised, failure = perform(task)
             reach.add(exercised)
-            seconds = time.perf_counter() - started
+            seconds = time.process_time() - started
             if isinstance(failure, KernelFailure):
                 return Found(failure.clause, task.title, reach.steps, seconds, None, failure.text)
             if failure:
                 return _told(fault, minimize(failure, fault.factory), task, reach.steps, seconds, seed)
-    return Found("", "", reach.steps, time.perf_counter() - started, None, "")
+    return Found("", "", reach.steps, time.process_time() - started, None, "")
 
 
 def _told(fault: Fault, small: Failure, task: Task, steps: int, seconds: float, seed: int) -> Found:
@@ -85,8 +86,12 @@ def hunt_all(faults: Sequence[Fault], *, seed: int) -> Iterator[tuple[Fault, Fou
 
 
 def _enter_lane(device: str) -> None:
+    """A process of the lane, on one core: torch's own threads would count as seconds, too."""
     if device == "interpret":
         os.environ["TRITON_INTERPRET"] = "1"  # Triton is not imported yet
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def _hunt(name: str, seed: int) -> Found:

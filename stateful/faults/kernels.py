@@ -14,7 +14,10 @@ from textwrap import dedent
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from ... import allocation
+from ...allocators.paged import PagedAllocator
 from ...kernels import alloc_decode, alloc_extend, decode_rows, get_last_loc
 from ...kernels.jit import Kernel
 from ..configuration import Configuration
@@ -195,3 +198,27 @@ def kernel_launched_before_the_check(config: Configuration) -> Any:
     if config.device == "cpu" or config.level == "slots":
         return kvcore(config)
     return _LaunchesFirst(config)
+
+
+class _LooksForPages(LockstepEngine):
+    """Both sides look for the distinct pages of what they release; only the device has to be waited for."""
+
+    def _both(self, name: str, *arguments: Any) -> Any:
+        give_back = PagedAllocator.give_back
+
+        def distinct(allocator: PagedAllocator, pages: torch.Tensor) -> None:
+            give_back(allocator, torch.unique(pages))
+
+        if name != "release":
+            return super()._both(name, *arguments)
+        with replaced(PagedAllocator, "give_back", distinct):
+            return super()._both(name, *arguments)
+
+
+@fault("seen in SGLang 0.5.23", "KV-14", device="interpret")
+def a_release_that_waits_for_the_device(config: Configuration) -> Any:
+    """A release looks for the distinct pages of a finished request, and how many there are only the device knows. Every
+    release makes the scheduler wait for whatever the GPU has in hand."""
+    if config.device == "cpu" or config.level == "slots":
+        return kvcore(config)
+    return _LooksForPages(config)

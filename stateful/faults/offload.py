@@ -21,6 +21,7 @@ from ..configuration import Configuration
 from ..subjects.kvcore import KvcoreEngine
 from . import replaced
 from .paths import enter, forget_record, require_room
+from .preallocation import recorded_too_early
 
 _add, _add_all, _require = Freed.add, Freed.add_all, PagedAllocator.require
 _plan_prealloc, _free_offloaded = preallocation.plan_prealloc, free_offloaded
@@ -120,6 +121,16 @@ class record_forgotten_in_prealloc_hisparse(KvcoreEngine):
 
     def prealloc_hisparse(self, *call: Any) -> Any:
         with replaced(allocation, "move_record", forget_record):
+            return super().prealloc_hisparse(*call)
+
+
+@enter("sgl-project/sglang#29432", "KV-7")
+class record_moved_before_the_check_in_prealloc_hisparse(KvcoreEngine):
+    """The lengths of a pre-allocation are recorded first and the room on the host looked at afterwards. After a refusal
+    a row that nobody holds has a length."""
+
+    def prealloc_hisparse(self, *call: Any) -> Any:
+        with replaced(allocation, "require_room", recorded_too_early):
             return super().prealloc_hisparse(*call)
 
 

@@ -26,7 +26,7 @@ def engine_fault(cls: type[KvcoreEngine]) -> Callable[[Configuration], Any]:
     def factory(config: Configuration) -> Any:
         return KvcoreSlots(config) if config.level == "slots" else cls(config)
 
-    factory.__name__, factory.__doc__ = cls.__name__, cls.__doc__
+    factory.__name__, factory.__doc__, factory.__module__ = cls.__name__, cls.__doc__, cls.__module__
     return factory
 
 
@@ -212,6 +212,22 @@ class row_too_narrow_at_page_size_1(KvcoreEngine):
 
         def narrow(speculation: Any, page_size: int) -> int:
             return 4 + speculation.draft_tokens if speculation and page_size == 1 else headroom(speculation, page_size)
+
+        with replaced(sizing, "row_headroom", narrow):
+            super().__init__(config)
+
+
+@enter("sgl-project/sglang#26972", "KV-4")
+class row_too_narrow_for_a_tree(KvcoreEngine):
+    """Each branch of a draft tree has page-aligned pages of its own, and a row is widened by the tokens of the draft.
+    Near the context limit the reserve does not fit its row."""
+
+    def __init__(self, config: Configuration) -> None:
+        headroom = sizing.row_headroom
+
+        def narrow(speculation: Any, page_size: int) -> int:
+            tree = speculation and speculation.topk > 1 and page_size > 1
+            return 4 + speculation.draft_tokens if tree else headroom(speculation, page_size)
 
         with replaced(sizing, "row_headroom", narrow):
             super().__init__(config)

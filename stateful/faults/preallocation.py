@@ -18,6 +18,13 @@ from .paths import enter, forget_record, require_room
 _take_slots = allocation.take_slots
 
 
+def recorded_too_early(manager: KVCacheManager, plan: Any) -> None:
+    """The record of the row that comes next moves, then the room is looked at."""
+    pool = manager.req_to_token_pool
+    pool.records._move(pool.free_rows[-1:], plan.committed, plan.end)  # type: ignore[arg-type]
+    require_room(manager, plan)
+
+
 @enter("sgl-project/sglang#40309", "KV-6")
 class a_preallocation_that_evicts_nothing(KvcoreEngine):
     """Admission counts what could be evicted, the pre-allocation looks at what is free. Once the cache fills the
@@ -48,12 +55,7 @@ class record_moved_before_the_check_in_prealloc(KvcoreEngine):
     length."""
 
     def prealloc(self, *call: Any) -> Any:
-        def too_early(manager: KVCacheManager, plan: Any) -> None:
-            pool = manager.req_to_token_pool
-            pool.records._move(pool.free_rows[-1:], plan.committed, plan.end)  # type: ignore[arg-type]
-            require_room(manager, plan)
-
-        with replaced(preallocation, "require_room", too_early):
+        with replaced(preallocation, "require_room", recorded_too_early):
             return super().prealloc(*call)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...allocators.paged import PagedAllocator
 from ..configuration import Configuration
 from ..subjects.kvcore import KvcoreEngine, KvcoreSlots
 from . import fault, replaced
@@ -20,7 +21,7 @@ def enter(source: str, *clauses: str) -> Any:
         def factory(config: Configuration) -> Any:
             return cls(config) if config.level == "slots" else KvcoreEngine(config)
 
-        factory.__name__, factory.__doc__ = cls.__name__, cls.__doc__
+        factory.__name__, factory.__doc__, factory.__module__ = cls.__name__, cls.__doc__, cls.__module__
         return fault(source, *clauses)(factory)
 
     return enter_class
@@ -32,6 +33,8 @@ class a_set_freed_in_pieces(KvcoreSlots):
     free list twice."""
 
     def free(self, slots: Sequence[int]) -> None:
+        if self.second is not None:
+            return super().free(slots)
         self.allocator._check_set(self._tensor(slots))
         pages = [torch.unique(self._tensor(part) // self.config.page_size) for part in (slots[:1], slots[1:])]
         for part in pages:
@@ -62,12 +65,32 @@ class pages_taken_before_the_check(KvcoreSlots):
     """The free list's head moves before the demand is compared with what is free. A refused extend leaves it there."""
 
     def alloc_extend(self, *call: Any) -> Any:
-        require = self.allocator.require
+        require, free = self.first.require, self.first.free_list
 
         def take_first(pages: int) -> None:
-            if pages > self.allocator.free_list.count:
-                self.allocator.free_list.advance(self.allocator.free_list.count)
+            if pages > free.count:
+                free.advance(free.count)
             require(pages)
 
-        with replaced(self.allocator, "require", take_first):
+        with replaced(self.first, "require", take_first):
             return super().alloc_extend(*call)
+
+
+@enter("none known", "KV-8", "KV-1")
+class a_neighbour_freed_in_its_place(KvcoreSlots):
+    """A free gives back a page of somebody else in the place of its own last one, and the core's own book of what is
+    handed out follows the free list. List, book and counts agree, so that only who knows the owners can tell."""
+
+    def free(self, *call: Any) -> None:
+        push = PagedAllocator._push
+
+        def a_neighbour(allocator: PagedAllocator, pages: torch.Tensor) -> None:
+            free = allocator.free_list
+            in_no_place = torch.ones(free.num_pages + 1, dtype=torch.bool)
+            for known in (pages, free.live, free.ids[: free.staged], *(allocator.queued or [])):
+                in_no_place[known] = False
+            others = in_no_place[1:].nonzero().flatten()[:1] + 1
+            push(allocator, torch.cat([pages[: len(pages) - len(others)], others]) if len(pages) else pages)
+
+        with replaced(PagedAllocator, "_push", a_neighbour):
+            super().free(*call)
