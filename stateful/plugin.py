@@ -55,6 +55,12 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         default=DEFAULT.seed,
         help="where the draws of the seeded runs start (default: %(default)s)",
     )
+    group.addoption(
+        "--kv-database",
+        metavar="DIR",
+        help="where Hypothesis keeps what failed and looks first, for all runners and lanes that share the folder "
+        "(default: Hypothesis's own)",
+    )
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -81,6 +87,8 @@ def pytest_configure(config: pytest.Config) -> None:
     subject = config.getoption("--kv-subject")
     if subject != DEFAULT.subject:
         try_import(subject)
+    if config.getoption("--kv-database"):
+        share_database(config.getoption("--kv-database"))
     config.stash[BEFORE] = options.current
     options.current = Options(
         subject=subject,
@@ -98,6 +106,19 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     now = options.current
     return f"kvcore: subject {now.subject}, device {now.device}, profile {now.profile}, seed {now.seed}"
+
+
+def share_database(folder: str) -> None:
+    """Make the folder the database of every Hypothesis test of this run, also where Hypothesis would have none: with CI
+    set it draws the same each time and remembers nothing."""
+    from hypothesis import settings
+    from hypothesis.database import DirectoryBasedExampleDatabase
+
+    settings.register_profile(
+        "kvcore-database",
+        parent=settings(derandomize=False, database=DirectoryBasedExampleDatabase(folder)),
+    )
+    settings.load_profile("kvcore-database")
 
 
 def interpret() -> None:
