@@ -97,6 +97,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="OP=pkg.mod:fn",
         help="check this function as the device operation OP, and nothing else; may be repeated",
     )
+    check.add_argument("-x", "--first", action="store_true", help="stop at the first finding instead of going on")
+    check.add_argument(
+        "--known-failures",
+        metavar="FILE",
+        help="failures that are expected, each with its issue; one that no longer fails is an error",
+    )
     _seed_and_json(check)
 
     workload = command("workload", "a real request trace through a small continuous-batching scheduler")

@@ -10,18 +10,32 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from ..contract import CONTRACT
 from ..errors import KVCacheError
 from ..kernels.dispatch import OPERATIONS
 from . import results
+from .child import run_safely
 from .cli import WrongCall
-from .command_parts import clear_last_run, count, factory_of, finish, need_lane, out, progress_bar, tell_failure
+from .command_parts import (
+    clear_last_run,
+    count,
+    factory_of,
+    finish,
+    known_failures,
+    need_lane,
+    out,
+    progress_bar,
+    tell_failure,
+    tell_findings,
+    tell_not_asked,
+)
 from .command_tables import bench, contract, faults
 from .minimize import minimize
 from .reach import Reach
-from .replay import MalformedReplay, Replay, on_device, run, to_replay
+from .replay import MalformedReplay, Replay, on_device, to_replay
 from .report import failure_report, versions
 from .runner import WrongLevel
 from .subjects import UnknownSubject, load
@@ -43,7 +57,9 @@ def check(arguments: argparse.Namespace) -> int:
     need_lane(device)
     factory = factory_of(subject)
     kernels = _kernels(arguments.kernel)
+    known = known_failures(arguments.known_failures)
     echo = "".join(f" --kernel {op}={fn}" for op, fn in kernels.items())
+    echo += f" --known-failures {arguments.known_failures}" if known else ""
     out.print(
         f"kvcore check --subject {subject} --device {device} --profile {profile} --seed {seed}{echo}   ({versions()})",
         markup=False,
@@ -70,18 +86,20 @@ def check(arguments: argparse.Namespace) -> int:
             seed=seed,
             workers=arguments.workers,
             kernels=kernels,
+            known=known,
+            first=arguments.first,
             progress=progress,
         )
     if result.kernel_failure:
         clause = CONTRACT[result.kernel_failure.clause]
         out.print(f"{clause.id} ({clause.name}) is broken: {clause.sentence}", markup=False)
         out.print(result.kernel_failure.text, markup=False)
-    path = tell_failure(result.failure, subject=subject, device=device, seed=seed)
+    told = tell_findings(result, subject=subject, device=device, seed=seed)
     data = results.document(
         result.reach,
         result.capabilities.values(),
         result.failure,
-        path,
+        Path(told[0].replay) if told and told[0].replay else None,
         kernel_failure=result.kernel_failure,
         verdict=result.verdict,
         seconds=round(time.monotonic() - started, 3),
@@ -90,11 +108,14 @@ def check(arguments: argparse.Namespace) -> int:
         profile=profile,
         seed=seed,
     )
+    data["findings"] = [asdict(finding) for finding in told]
+    data["stale"] = result.stale
     if kernels:
         for name in ("KV-12", "KV-13"):
             data["clauses"][name].update(asked=True, why="")
         out.print(f"{data['clauses']['KV-12']['checks']} calls of {', '.join(kernels)}", markup=False)
-    return finish(data, result.missing, arguments.json)
+    tell_not_asked(data)
+    return finish(data, result.stale + result.missing, arguments.json)
 
 
 def workload(arguments: argparse.Namespace) -> int:
@@ -210,7 +231,7 @@ def replay(arguments: argparse.Namespace) -> int:
     factory = factory_of(subject)
     try:
         reach = Reach()
-        failure = run(on_device(recorded.config, device), recorded.operations, factory, reach=reach)
+        failure = run_safely(on_device(recorded.config, device), recorded.operations, factory, reach)
     except (MalformedReplay, WrongLevel) as error:
         raise WrongCall(f"{arguments.file}: {error}") from None
     if failure is None:

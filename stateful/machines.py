@@ -1,6 +1,9 @@
 """The Hypothesis machines: the same operations and the same runner, found by search and shrunk.
 
-    class TestMyPaths(PathMachine.TestCase):
+    class MyMachine(AllocatorMachine):
+        subject = "my_package.my_module:factory"
+
+    class TestMyAllocator(MyMachine.TestCase):
         settings = machine_settings("ci")
 
 What is checked is the runner's business: `PathMachine` drives the engine level, `AllocatorMachine` the slot level.
@@ -22,6 +25,8 @@ from .bad_calls import pick_bad_call
 from .choices import ENGINE_PICK, ENGINE_POSSIBLE
 from .configurations import CHOICES, configuration
 from .draws import DRAWS
+from .findings import Findings
+from .known_failures import read_known_failures
 from .operations import Operation
 from .profiles import profile_for
 from .reach import Reach
@@ -29,6 +34,7 @@ from .replay import Failure
 from .runner import Runner
 from .slot_choices import SLOT_PICK, SLOT_POSSIBLE
 from .subjects import load_subject, offered_by
+from .subjects.protocol import Factory
 from .verdicts import Broken
 
 draw = st.integers(0, DRAWS - 1)
@@ -58,8 +64,12 @@ class Machine(RuleBasedStateMachine):
     """What both machines share: a runner that starts with the drawn configuration, and the one place that raises."""
 
     level: ClassVar[str]
+    subject: ClassVar[Any] = None
+    """The allocator, by its name or its factory, where a class in one's own tree says so; else the options say it."""
     pick: ClassVar[dict[str, Callable[[Any, int, int, int], Operation]]]
     reach: ClassVar[Reach] = Reach()
+    findings: ClassVar[Findings | None] = None
+    """What is known already: it ends no example, and what it leaves out is not launched."""
     failure: ClassVar[Failure | None] = None
     """The last failure seen; Hypothesis ends with the smallest."""
 
@@ -72,10 +82,13 @@ class Machine(RuleBasedStateMachine):
     def start(self, pages: int, rows: int, shape: int) -> None:
         """Every sequence has a configuration of its own. Checked mode is on for one shape in two."""
         checked = shape >= CHOICES // 2
-        subject, device = options.current.subject, options.current.device
-        offered = offered_by(load_subject(subject), self.level, device)
+        device = options.current.device
+        offered = offered_by(self._factory(), self.level, device)
         if offered is None:
-            raise SkipTest(f"not asked: {subject} does not offer the {self.level} level")
+            name = self.subject or options.current.subject
+            raise SkipTest(f"not asked: {name} does not offer the {self.level} level")
+        if type(self).findings is None and (file := options.current.known_failures):
+            type(self).findings = Findings.knowing(read_known_failures(file))
         config = configuration(self.level, pages, rows, shape, checked=checked, device=device, offered=offered)
         self._guard(config, lambda: self._make(config))
 
@@ -94,12 +107,22 @@ class Machine(RuleBasedStateMachine):
         ledger = self.runner.ledger
         chosen = pick_bad_call if name == "bad_call" else self.pick[name]
         operation = chosen(ledger, who, many, much)
-        self.done.append(operation)
         runner = self.runner
+        if self.findings is not None and self.findings.leaves_out(runner, operation):
+            return
+        self.done.append(operation)
         self._guard(runner.config, lambda: runner.step(operation))
 
+    def _factory(self) -> Factory:
+        chosen = type(self).subject or options.current.subject
+        factory: Factory = load_subject(chosen) if isinstance(chosen, str) else chosen
+        return factory
+
     def _make(self, config: Any) -> None:
-        self.runner = Runner(config, load_subject(options.current.subject), self.reach)
+        self.done = []
+        self.runner = Runner(config, self._factory(), self.reach)
+        if self.findings is not None:
+            self.findings.begins(config)
 
     def _guard(self, config: Any, act: Callable[[], Any]) -> None:
         """The one place where a failure surfaces."""
@@ -108,7 +131,10 @@ class Machine(RuleBasedStateMachine):
             act()
         except Broken as error:
             broken = error
-        if broken is not None:
+        if broken is not None and self.findings is not None and self.findings.is_old(broken.key):
+            self.findings.times[broken.key] += 1
+            self._make(config)  # a fresh subject goes on
+        elif broken is not None:
             self.runner = None
             type(self).failure = broken.failure = Failure(config, tuple(self.done), broken)
             raise broken

@@ -15,9 +15,10 @@ from dataclasses import fields, replace
 from typing import Any
 
 from ..errors import KVCacheError
+from .child import run_safely
 from .configuration import Configuration
 from .operations import BadCall, Operation
-from .replay import Failure, run
+from .replay import Failure
 from .simpler import changes, numbers_of, simpler_than, without
 from .texts import Prompt
 
@@ -35,19 +36,15 @@ SETUP = 10
 def minimize(failure: Failure, factory: Callable[[Configuration], Any], *, budget: int | None = None) -> Failure:
     """The smallest failure found that breaks the same clause. `budget`: operations to run, of which those of the last
     attempt may be over; BUDGET's if None. Stops early when they are spent, with what it has."""
-    clause, left = failure.broken.clause, BUDGET[failure.config.device.partition(":")[0]] if budget is None else budget
-
-    def spend(*step: Any) -> None:
-        nonlocal left
-        left -= 1
+    left = BUDGET[failure.config.device.partition(":")[0]] if budget is None else budget
 
     def attempt(config: Configuration, operations: Operations) -> Failure | None:
         nonlocal left
         if left <= 0:
             return None
-        left -= SETUP
-        found = run(config, operations, factory, watch=spend)
-        return found if found and found.broken.clause == clause else None
+        found = run_safely(config, operations, factory)
+        left -= SETUP + len(found.operations if found else operations)
+        return found if found and is_alike(found, failure) else None
 
     best = attempt(failure.config, failure.operations) or failure
     while True:
@@ -61,6 +58,14 @@ def minimize(failure: Failure, factory: Callable[[Configuration], Any], *, budge
         best = _fewer_requests_in_less_room(best, attempt)
         if (best.config, best.operations) == before:
             return _renumbered(best, attempt)
+
+
+def is_alike(found: Failure, failure: Failure) -> bool:
+    """Whether it is the same failure: the same clause, and of a slot allocator, which can have several faults in one
+    clause, the same operation in the same situation."""
+    if failure.config.level == "slots":
+        return found.broken.key == failure.broken.key
+    return found.broken.clause == failure.broken.clause
 
 
 def _fewer_requests(best: Failure, attempt: Try) -> Failure:

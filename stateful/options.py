@@ -24,12 +24,14 @@ class Options:
     device: cpu, interpret, or the one GPU of this process, cuda:0.
     profile: one of PROFILES, how long the run is.
     seed: where the draws of the seeded runs start.
+    known_failures: the file of failures that are expected, if there is one.
     """
 
     subject: str = "kvcore"
     device: str = "cpu"
     profile: str = "quick"
     seed: int = 0
+    known_failures: str | None = None
 
 
 current = Options()

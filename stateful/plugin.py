@@ -56,6 +56,11 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         help="where the draws of the seeded runs start (default: %(default)s)",
     )
     group.addoption(
+        "--kv-known-failures",
+        metavar="FILE",
+        help="failures of the allocator that are expected, each with its issue; one that no longer fails is an error",
+    )
+    group.addoption(
         "--kv-database",
         metavar="DIR",
         help="where Hypothesis keeps what failed and looks first, for all runners and lanes that share the folder "
@@ -95,6 +100,7 @@ def pytest_configure(config: pytest.Config) -> None:
         device=device,
         profile=config.getoption("--kv-profile"),
         seed=config.getoption("--kv-seed"),
+        known_failures=config.getoption("--kv-known-failures"),
     )
 
 

@@ -28,6 +28,7 @@ from .operations import (
     SwapOut,
     WindowEvict,
 )
+from .slot_ledger import SlotLedger
 from .verdicts import Legal, Short, Verdict
 
 LOOKS_EVERY = 8
@@ -36,13 +37,20 @@ LOOKS_EVERY = 8
 
 @dataclass
 class Reach:
-    """Counters that add up over runs. `checks` counts checks per clause, `operations` chosen, changed and refused."""
+    """Counters that add up over runs. `checks` counts checks per clause, `operations` chosen, changed and refused.
+
+    offered, lacking, unfit: operations that subjects have offered; lacked, with what was looked for; or offered with a
+    method that cannot be called as it has to be.
+    """
 
     steps: int = 0
     operations: dict[str, Counter[str]] = field(default_factory=dict)
     states: Counter[str] = field(default_factory=Counter)
     checks: Counter[str] = field(default_factory=Counter)
     kernels: Counter[str] = field(default_factory=Counter)
+    offered: set[str] = field(default_factory=set)
+    lacking: dict[str, str] = field(default_factory=dict)
+    unfit: dict[str, str] = field(default_factory=dict)
 
     def about_to(self, operation: Operation, verdict: Verdict, ledger: Any) -> None:
         """Count what can only be seen before the ledger moves."""
@@ -94,6 +102,8 @@ class Reach:
         states = self.states
         if not ledger.pages.unheld:
             states["pool full"] += 1
+        if isinstance(ledger, SlotLedger) and ledger.second is not None:
+            states["second pool of slots full"] += not ledger.second.pages.unheld
         if isinstance(ledger, Ledger):
             self._of_pools(ledger, verdict)
         if len(ledger.live) >= 3:
@@ -145,6 +155,9 @@ class Reach:
         self.states.update(other.states)
         self.checks.update(other.checks)
         self.kernels.update(other.kernels)
+        self.offered |= other.offered
+        self.lacking.update(other.lacking)
+        self.unfit.update(other.unfit)
 
 
 def _takes_effect(operation: Operation, verdict: Legal, ledger: Any) -> bool:

@@ -74,14 +74,17 @@ def name_of(operation: Operation) -> str:
     return operation.method if isinstance(operation, RawCall) else operation.name
 
 
-def situation_of(operation: Operation, verdict: Verdict, config: Configuration) -> str:
-    """What was expected of an operation, in words: the second half of what makes a finding."""
+def situation_of(operation: Operation, verdict: Verdict, ledger: Any) -> str:
+    """What was expected of an operation that the ledger has not entered, in words: the second half of a finding."""
+    config: Configuration = ledger.config
     if isinstance(operation, BadCall):
-        told = operation.kind
-    elif isinstance(verdict, Short):
+        return operation.kind
+    if isinstance(verdict, Short):
         told = f"short of {verdict.pool}"
     else:
         told = "legal" if isinstance(verdict, Legal) else "cannot be right"
+        if config.level == "slots" and ledger.has_given_up(operation):
+            told += ", behind a window"
     return f"{told}, page size 1" if config.level == "slots" and config.page_size == 1 else told
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from ..contract import CONTRACT
 from ..records import FIELDS
 from ..snapshots import Snapshot
+from .child import can_die
 from .configuration import Configuration
 from .minimize import minimize
 from .page_map import page_map
@@ -79,6 +80,8 @@ def versions() -> str:
 
 def _map(failure: Failure, factory: Callable[[Configuration], Any]) -> str:
     """The page map before and after the last operation."""
+    if can_die(factory, failure.config.level, failure.config.device):
+        return "(no page map: the subject can end the process)"
     try:
         runner = Runner(failure.config, factory)
         for operation in failure.operations[:-1]:
@@ -99,7 +102,7 @@ def state_of(runner: Runner) -> Snapshot:
     """What the subject shows, in lockstep its device; for a slot allocator, which has no rows, what the ledger knows is
     held is put in."""
     device: Any = getattr(runner.subject, "device", None)
-    state: Snapshot = (device if hasattr(device, "snapshot") else runner.subject).snapshot()
+    state: Snapshot = device.snapshot() if hasattr(device, "snapshot") else runner.checker.look()
     if runner.config.level == "engine":
         return state
     held: list[Held] = list(runner.ledger.live.values())

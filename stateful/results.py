@@ -54,8 +54,15 @@ def document(
             for clause in CONTRACT
         },
         "kernels": dict(sorted(reach.kernels.items())),
+        "not_asked": _not_asked(reach, asked, why),
         "failure": _failure(failure, replay, kernel_failure),
     }
+
+
+def _not_asked(reach: Reach, asked: dict[str, bool], why: dict[str, str]) -> dict[str, str]:
+    """Operations that no subject has offered, and clauses that are not asked on any level, with the reason."""
+    operations = {name: told for name, told in sorted(reach.lacking.items()) if name not in reach.offered}
+    return operations | {clause: why.get(clause, "the subject does not say") for clause in asked if not asked[clause]}
 
 
 def _failure(failure: Failure | None, replay: Path | None, kernel: KernelFailure | None) -> dict[str, Any] | None:

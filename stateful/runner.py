@@ -83,18 +83,27 @@ class Runner:
         usual: type[Any] = SlotChecker if slots else TouchedChecker if config.is_large else FullChecker
         # What a lockstep subject checks in every call by itself.
         self.always = [c for c in ("KV-12", "KV-14") if c in self.subject.capabilities.asked]
-        self.ledger.offered = offer_of(self.subject).operations
+        offer = offer_of(self.subject)
+        self.ledger.offered = offer.operations
+        self.reach.offered |= offer.operations
+        self.reach.lacking.update(offer.missing)
+        self.reach.unfit.update(offer.wrong)
         self.checker: Any = (checker or usual)(self.subject, self.ledger, self.reach.checks)
         self._perform = self._call_slots if slots else self._call_engine
+
+    def situation(self, operation: Operation) -> str:
+        """What would be expected of the operation now, in words."""
+        return situation_of(operation, self.ledger.expected(operation), self.ledger)
 
     def step(self, operation: Operation) -> Outcome:
         """Perform one operation; Broken if the subject does anything but what the ledger expects."""
         verdict = self.ledger.expected(operation)
+        situation = situation_of(operation, verdict, self.ledger)
         try:
             return self._step(operation, verdict)
         except Broken as broken:
             self.reach.checks[broken.clause] += 1
-            broken.operation, broken.situation = name_of(operation), situation_of(operation, verdict, self.config)
+            broken.operation, broken.situation = name_of(operation), situation
             raise
 
     def _step(self, operation: Operation, verdict: Verdict) -> Outcome:
@@ -127,7 +136,11 @@ class Runner:
 
     def finish(self) -> None:
         """The last recount."""
-        self.checker.at_end()
+        try:
+            self.checker.at_end()
+        except Broken as broken:
+            broken.operation = "the last recount"
+            raise
 
     def _enter(self, operation: Operation, verdict: Legal, outcome: Done) -> None:
         """The call had to succeed and did."""

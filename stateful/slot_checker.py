@@ -47,7 +47,7 @@ class SlotChecker(StateChecker):
         second = self.ledger.second
         if second is not None and second.names[1] in self.state.maps:
             self.checks["KV-10"] += 1
-            second.check(self.ledger.live, self.state, self.ledger.config.num_pages)
+            second.check(self.ledger.live, self.state, self.ledger.pages)
         for growth in verdict.growth:
             held_by = self.ledger.live.get(growth.request)
             if held_by is not None:
@@ -66,6 +66,11 @@ class SlotChecker(StateChecker):
 
     def _pool(self, operation: Operation, name: str, pool: PoolState, pages: PageLedger) -> None:
         """The pages that a pool lists are those that nobody holds, each once."""
+        if not self.sees_queue and pages.queued:
+            # A group may keep what is freed until it closes, and need not.
+            early = pages.queued.intersection(pool.free.tolist())
+            pages.queued -= early
+            pages.unheld |= early
         queued = pool.queued if self.sees_queue else np.array(sorted(pages.queued), dtype=np.int64)
         if pages.agree(PoolState(pool.num_pages, pool.free, pool.staged, queued)):
             return

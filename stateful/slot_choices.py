@@ -34,7 +34,7 @@ def _with_new(ledger: SlotLedger, live: list[int], many: int) -> list[int]:
 def _resident(ledger: SlotLedger) -> list[int]:
     """What an extend may lengthen: with HiSparse, what lies on the device as a whole."""
     if ledger.config.hisparse is None:
-        return list(ledger.live)
+        return [number for number, held in ledger.live.items() if ledger.goes_on(held)]
     return [number for number, held in ledger.live.items() if not held.buffer and all(held.peers)]
 
 
@@ -46,7 +46,7 @@ def _offloaded(ledger: SlotLedger) -> list[int]:
 def _decodable(ledger: SlotLedger) -> list[int]:
     """What a decode may lengthen: with HiSparse, what has a device buffer."""
     hisparse = ledger.config.hisparse is not None
-    return [number for number, held in ledger.live.items() if held.buffer or not hisparse]
+    return [number for number, held in ledger.live.items() if (held.buffer if hisparse else ledger.goes_on(held))]
 
 
 def _unbuffered(ledger: SlotLedger) -> list[int]:

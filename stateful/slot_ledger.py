@@ -88,7 +88,7 @@ class SlotLedger:
                 return self._room_for((Growth(number, 0, seq, seq),), window_from=behind)
             case AllocDecode(requests=requests):
                 members = [self.get(number) for number in requests]
-                if self._is_hisparse and not all(held.buffer for held in members):
+                if not all(held.buffer if self._is_hisparse else self.goes_on(held) for held in members):
                     return Bad(BadArgument, "last_loc")
                 grown = tuple(Growth(h.number, h.allocated, h.allocated + 1, h.allocated + 1) for h in members)
                 return self._room_for(grown, window_from=sys.maxsize if self._is_hisparse else 0)
@@ -158,6 +158,22 @@ class SlotLedger:
         stop = held.allocated if end is None else min(end, held.allocated)
         return [held.pages[j // size] * size + j % size for j in range(start, stop)]
 
+    def goes_on(self, held: Held) -> bool:
+        """Whether what continues a request's last page continues it in every pool."""
+        mid_page = held.allocated % self.config.page_size != 0
+        return self.second is None or self._is_hisparse or not mid_page or held.peers[-1] > 0
+
+    def has_given_up(self, operation: Operation) -> bool:
+        """Whether an operation frees pages that have none in the window pool any more."""
+        match operation:
+            case Free(requests=requests):
+                held, first = [self.get(number) for number in requests], 0
+            case FreeSegment(request=number, start=start):
+                held, first = [self.get(number)], max(start, 0) // self.config.page_size
+            case _:
+                return False
+        return self.config.window is not None and any(0 in one.peers[first:] for one in held)
+
     def buffer_slots(self, number: int) -> list[int]:
         """The device slots of a number's buffer."""
         size = self.config.page_size
@@ -181,7 +197,7 @@ class SlotLedger:
             return Bad(BadArgument, "seq_lens")
         growth = tuple(Growth(h.number, h.allocated, n, n) for h, n in zip(members, seq_lens, strict=True))
         if not self._is_hisparse:
-            return self._room_for(growth)
+            return self._room_for(growth) if all(map(self.goes_on, members)) else Bad(BadArgument, "last_loc")
         # A page is resident as a whole: what continues one has to continue it on the device as well, or on neither.
         fits = [not h.buffer and all(h.peers) if resident else not any(h.peers) for h in members]
         if not all(fits):

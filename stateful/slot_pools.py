@@ -89,10 +89,11 @@ class SecondPool:
                 self.pages.take(held, page)
         held.peers, held.buffer = [0] * len(held.pages), pages
 
-    def check(self, live: dict[int, Held], state: Snapshot, num_pages: int) -> None:
-        """The map has an entry for every live slot that has a page here, and for nothing else (KV-10)."""
+    def check(self, live: dict[int, Held], state: Snapshot, first: PageLedger) -> None:
+        """The map has an entry for every live slot that has a page here, and for nothing else (KV-10). Of what an open
+        free group keeps it is not asked."""
         size, name = self.page_size, self.names[1]
-        found = np.zeros((num_pages + 1) * size, dtype=np.int64)
+        found = np.zeros((first.num_pages + 1) * size, dtype=np.int64)
         source, target = state.maps[name]
         found[source] = target
         right, asked = np.zeros_like(found), np.ones_like(found, dtype=bool)
@@ -103,6 +104,8 @@ class SecondPool:
             if held.allocated % size:  # the rest of its last page: not handed out, not asked
                 last = held.pages[-1] * size
                 asked[last + held.allocated % size : last + size] = False
+        for page in first.queued:
+            asked[page * size : (page + 1) * size] = False
         wrong = np.flatnonzero((found != right) & asked)
         if len(wrong):
             slot = int(wrong[0])

@@ -18,6 +18,7 @@ from .choices import ENGINE_PICK, ENGINE_POSSIBLE
 from .configuration import Configuration
 from .configurations import CHOICES, configuration
 from .draws import DRAWS
+from .findings import Findings
 from .operations import Operation
 from .reach import Reach
 from .replay import Failure
@@ -99,10 +100,11 @@ def soak(
     reach: Reach,
     checked: bool = False,
     device: str = "cpu",
-    progress: Callable[[int], None] = lambda steps: None,
+    findings: Findings | None = None,
 ) -> Failure | None:
     """Run `steps` operations; the first failure, or None. Checked mode of the core is off unless asked for: the suite,
-    not the core's own guard, has to find the fault."""
+    not the core's own guard, has to find the fault. With `findings` all failures go there, and every
+    step is run unless they say that it is enough."""
     random, offered = Random(seed), offered_by(factory, level, device)
     if offered is None:
         raise WrongLevel(f"the subject does not offer the {level} level")
@@ -111,27 +113,44 @@ def soak(
         episode = min(EPISODE, max(steps // 4, SHORTEST), left)
         pages, rows, shape = (random.randrange(CHOICES) for _ in range(3))
         config = configuration(level, pages, rows, shape, checked=checked, device=device, offered=offered)
-        if failure := run_episode(config, factory, random, episode, reach):
+        if failure := run_episode(config, factory, random, episode, reach, findings):
             return failure
         left -= episode
-        progress(episode)
     return None
 
 
 def run_episode(
-    config: Configuration, factory: Callable[[Configuration], Any], random: Random, steps: int, reach: Reach
+    config: Configuration,
+    factory: Callable[[Configuration], Any],
+    random: Random,
+    steps: int,
+    reach: Reach,
+    findings: Findings | None = None,
 ) -> Failure | None:
-    """One configuration, `steps` operations."""
+    """One configuration, `steps` operations. The first failure ends it; with `findings` it is entered there, and a
+    fresh subject goes on unless that is enough."""
+    runner: Runner | None = None
     done: list[Operation] = []
-    try:
-        runner = Runner(config, factory, reach)
-        for _ in range(steps):
+    for left in range(steps, -1, -1):
+        try:
+            if runner is None:
+                done = []
+                runner = Runner(config, factory, reach)
+                if findings is not None:
+                    findings.begins(config)
+            if left == 0:
+                runner.finish()
+                return None
             operation = propose(runner.ledger, config.level, random)
+            if findings is not None and findings.leaves_out(runner, operation):
+                continue
             done.append(operation)
             runner.step(operation)
-        runner.finish()
-    except Broken as broken:
-        return Failure(config, tuple(done), broken)
+        except Broken as broken:
+            failure = Failure(config, tuple(done), broken)
+            if findings is None or findings.add(failure):
+                return failure
+            runner = None
     return None
 
 

@@ -9,14 +9,19 @@ import pytest
 
 from .check import check, tasks_of
 from .choices import ENGINE_PICK, ENGINE_POSSIBLE
-from .configurations import CHOICES, configuration
+from .configurations import CHOICES, EVERYTHING, configuration
 from .draws import DRAWS, SIZES
+from .operations import ENGINE_OPERATIONS, SLOT_OPERATIONS
 from .profiles import PROFILES
 from .reach import Reach
 from .runner import Runner
 from .slot_choices import SLOT_PICK, SLOT_POSSIBLE
 from .soak import propose
 from .subjects.kvcore import kvcore
+from .subjects.protocol import Capabilities
+
+LEVELS = {"engine": Capabilities("engine"), "slots": EVERYTHING}
+OFFERED = {operation.name for operation in (*ENGINE_OPERATIONS, *SLOT_OPERATIONS)}
 
 
 @pytest.mark.parametrize("level", ["engine", "slots"])
@@ -43,12 +48,12 @@ def test_batch_sizes_1_to_17_are_all_drawn() -> None:
 
 def test_what_was_promised_and_not_reached_is_said() -> None:
     quick = PROFILES["quick"]
-    missing = quick.missing(Reach(), ("engine", "slots"))
+    missing = quick.missing(Reach(offered=OFFERED), LEVELS)
     assert any("operation extend took effect 0 times" in sentence for sentence in missing)
     assert any("state 'resumed'" in sentence for sentence in missing)
     assert any("bad_call" in sentence for sentence in missing)
     reach = Reach(steps=10, states=Counter({"three or more live": 4}))
-    assert any("40%" in sentence for sentence in quick.missing(reach, ("engine",)))
+    assert any("40%" in sentence for sentence in quick.missing(reach, {"engine": LEVELS["engine"]}))
 
 
 def test_the_tasks_do_not_depend_on_the_workers() -> None:

@@ -48,7 +48,7 @@ class Capabilities:
         `shortage`. A bad call may end in any exception unless it is "typed".
     shortage: it raises these where there is no room.
     operations: it offers these; not given: those whose methods are there.
-    may_die: a call of it that goes wrong can end the process, so that it is driven in a child process.
+    dies_in: in these lanes a call that goes wrong can end the process, so that it is driven in a child process.
     why_not: these clauses are not asked of it, for this reason each; those that its level or what it offers excludes
         are added.
     asked: the clauses that are asked of it: all others, if not given.
@@ -62,7 +62,7 @@ class Capabilities:
     refuses: str = "typed"
     shortage: tuple[type[Exception], ...] = ()
     operations: tuple[str, ...] | None = None
-    may_die: bool = False
+    dies_in: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.refuses not in REFUSALS:
