@@ -153,7 +153,7 @@ def test_minimising_stops_when_its_operations_are_spent(monkeypatch: pytest.Monk
 
     name = "a_lock_lost_in_a_split"
     large = failure_of(name)
-    monkeypatch.setattr(minimising, "run", counted)
+    monkeypatch.setattr(minimising, "run_safely", counted)
     part = minimize(large, GALLERY[name].factory, budget=400)
     assert len(minimised(name).operations) < len(part.operations) <= len(large.operations)
     assert same(part, part.config, part.operations, name)
