@@ -152,10 +152,10 @@ def test_minimising_stops_when_its_operations_are_spent(monkeypatch: pytest.Monk
         return run(config, operations, factory, **named)
 
     name = "a_lock_lost_in_a_split"
-    large = failure_of(name)
+    large, small = failure_of(name), minimised(name)
     monkeypatch.setattr(minimising, "run_safely", counted)
     part = minimize(large, GALLERY[name].factory, budget=400)
-    assert len(minimised(name).operations) < len(part.operations) <= len(large.operations)
+    assert len(small.operations) < len(part.operations) <= len(large.operations)
     assert same(part, part.config, part.operations, name)
     assert len(ran) <= 400 // SETUP + 1
     assert minimize(large, GALLERY[name].factory, budget=400).operations == part.operations
