@@ -72,7 +72,9 @@ def test_a_check_in_a_kernel_lane_reports_what_only_that_lane_shows(
 ) -> None:
     """The lockstep, and each kernel alone. In the lane cuda it is the same call with another --device."""
     subject = f"kvcore.stateful.faults:{name}"
-    done = kv("check", "--device", "interpret", "--subject", subject, "-n", "1", "--json", "out.json", cwd=tmp_path)
+    done = kv(
+        "check", "--device", "interpret", "--subject", subject, "-n", "1", "-x", "--json", "out.json", cwd=tmp_path
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert told(done.stdout) == {clause}
     failure = json.loads((tmp_path / "out.json").read_text())["failure"]
