@@ -201,7 +201,8 @@ def _slots(ledger: SlotLedger, many: int, much: int) -> Iterator[tuple[str, Oper
     size, pages, new = ledger.config.page_size, ledger.config.num_pages, new_number(ledger)
     yield "alloc_a_negative_size", Alloc(new, -size)
     yield "extend_to_a_negative_length", AllocExtend((new,), (-1,))
-    yield "group_that_is_open_or_is_not", FreeGroupBegin() if ledger.pages.group_open else FreeGroupEnd()
+    if not ledger.cleared_in_group:
+        yield "group_that_is_open_or_is_not", FreeGroupBegin() if ledger.pages.group_open else FreeGroupEnd()
     yield "extend_with_lengths_that_disagree", RawCall("alloc_extend", ((0,), (1, 1), (-1,)))
     yield "extend_with_last_slots_that_disagree", RawCall("alloc_extend", ((0,), (1,), ()))
     yield "extend_below_the_prefix", RawCall("alloc_extend", ((2,), (1,), (-1,)))
@@ -216,7 +217,7 @@ def _slots(ledger: SlotLedger, many: int, much: int) -> Iterator[tuple[str, Oper
     for number, held in ledger.live.items():
         if held.allocated and not held.buffer:
             yield "extend_below_what_is_held", AllocExtend((number,), (held.allocated - 1,))
-            if size > 1:
+            if size > 1 and held.allocated > 1:
                 yield "free_a_segment_from_mid_page", FreeSegment(number, 1)
             break
     if ledger.config.is_checked:

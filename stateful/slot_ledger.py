@@ -53,6 +53,7 @@ class SlotLedger:
         self.free_rows, self.near_the_limit = 1, sys.maxsize  # there are no rows to run out of
         self.highest = 0  # the highest number that any request has had
         self.offered = frozenset(operation.name for operation in SLOT_OPERATIONS)
+        self.cleared_in_group = False  # whether that has closed the group is the allocator's own affair
 
     @property
     def pools(self) -> dict[str, PageLedger]:
@@ -123,6 +124,7 @@ class SlotLedger:
             case FreeSegment(request=number, start=start):
                 self._forget(number, keep=start // self.config.page_size)
             case Clear():
+                self.cleared_in_group = self.pages.group_open
                 for number in list(self.live):
                     self._forget(number, keep=0)
                 for pool in self.pools.values():
@@ -132,6 +134,7 @@ class SlotLedger:
                 for pool in self.pools.values():
                     pool.group_open = True
             case FreeGroupEnd():
+                self.cleared_in_group = False
                 for pool in self.pools.values():
                     pool.close_group()
             case FreeWindow(request=number, end=end) if second is not None:
