@@ -57,7 +57,7 @@ def test_soak_and_machines_under_pytest_report_a_fault_of_either_level(tmp_path:
     assert done.returncode == 1, done.stdout + done.stderr
     assert "4 failed" in done.stdout.splitlines()[-1]
     assert told(done.stdout) == {"KV-4", "KV-5"}
-    assert done.stdout.count("REPRO: kvcore replay ") == 4
+    assert done.stdout.count("REPRO: kvcore replay ") >= 4  # one a finding; a soak goes on after the first
 
 
 @pytest.mark.parametrize(
