@@ -49,12 +49,12 @@ def test_the_machines_are_what_a_fuzzer_collects() -> None:
     is the run's own and that draw at random."""
     assert len(CASES) == 2
     for case in CASES:
-        machine: Any = case.runTest._hypothesis_state_machine_class  # type: ignore[attr-defined]
+        machine: Any = case.runTest._hypothesis_state_machine_class
         assert issubclass(machine, RuleBasedStateMachine)
         assert getattr(inspect.getmodule(case), case.__name__) is case
         assert not getattr(case, "pytestmark", [])
         assert list(inspect.signature(case.runTest).parameters) == ["self"]
-        chosen: settings = case.settings  # type: ignore[attr-defined]
+        chosen: settings = case.settings
         assert chosen.database == settings().database
         assert not chosen.derandomize or settings().derandomize
         assert Phase.generate in chosen.phases
