@@ -96,9 +96,9 @@ def _second_pool(pool: str, draw: int, page_size: int, num_pages: int) -> dict[s
 
 def _hisparse(draw: int, page_size: int, num_pages: int) -> HiSparse:
     """Device and host pools that run short before, with or after the logical one; buffers of up to a few pages."""
-    device = (num_pages, max(num_pages // 2, 3), num_pages + 4, max(num_pages * 2 // 3, 3))[draw % 4]
+    device = (num_pages, max(num_pages // 2, 3), max(num_pages // 3, 3), max(num_pages * 2 // 3, 3))[draw % 4]
     host = (num_pages, max(num_pages // 2, 3), max(num_pages // 3, 2))[draw % 3]
-    buffer = (page_size, 1, 2 * page_size, 1, page_size + 1)[draw % 5]  # small: what is resident has to shrink
+    buffer = (4 * page_size, 1, 2 * page_size, 1, page_size)[draw % 5]  # what is resident has to grow, or to shrink
     return HiSparse(device, host, buffer, 4 if page_size % 4 == 0 and draw // 2 % 2 else 1)
 
 
