@@ -19,10 +19,10 @@ import torch
 from ...kernels.devices import tensor_device
 from ..configuration import Configuration
 from .protocol import Capabilities
-from .sglang_release import PAGED, fake_pool, find, has, page_sizes, paged_class
+from .sglang_release import PAGED, fake_pool, find, has, hisparse_page_sizes, page_sizes, paged_class
 
 _SAME = ("alloc", "alloc_extend", "alloc_decode", "free", "free_segment", "clear", "free_group_begin", "free_group_end")
-SWA = "SWATokenToKVPoolAllocator"
+SWA, HISPARSE = "SWATokenToKVPoolAllocator", "HiSparseTokenToKVPoolAllocator"
 
 
 class _Slots:
@@ -179,9 +179,11 @@ class swa(_Composite):
 class hisparse(_Composite):
     """HiSparseTokenToKVPoolAllocator: logical slots, of which some lie on the device. It has no free groups."""
 
-    capabilities = replace(_Slots.capabilities, asked=(), why_not={}, pools=("hisparse",))
+    capabilities = replace(
+        _Slots.capabilities, asked=(), why_not={}, pools=("hisparse",), page_sizes=hisparse_page_sizes(HISPARSE)
+    )
     names, fields = ("logical", "device"), ("logical_attn_allocator", "hisparse_attn_allocator")
-    kind, mapping = "HiSparseTokenToKVPoolAllocator", "full_to_hisparse_device_index_mapping"
+    kind, mapping = HISPARSE, "full_to_hisparse_device_index_mapping"
 
     def sizes(self, page_size: int) -> dict[str, Any]:
         assert self.config.hisparse is not None
@@ -191,8 +193,7 @@ class hisparse(_Composite):
         }
 
     def offers(self) -> list[tuple[str, str]]:
-        allocates = self.config.page_size == 1 and self.fields[0] in self.allocator.alloc.__code__.co_names
-        left_out = ("free_group_begin", "free_group_end", *(() if allocates else ("alloc",)))
+        left_out = ("free_group_begin", "free_group_end", *(() if self.config.page_size == 1 else ("alloc",)))
         more = ("alloc_logical_only", "alloc_device_buffer")
         return [*(offer for offer in super().offers() if offer[0] not in left_out), *((name, name) for name in more)]
 

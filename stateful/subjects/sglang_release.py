@@ -57,6 +57,13 @@ def page_sizes(name: str) -> tuple[int, ...]:
     return PAGE_SIZES
 
 
+def hisparse_page_sizes(name: str) -> tuple[int, ...]:
+    """The same of the HiSparse allocator: more than one token where its `alloc` hands nothing out."""
+    if has(name) and "logical_attn_allocator" in find(name).alloc.__code__.co_names:
+        return PAGE_SIZES
+    return tuple(size for size in PAGE_SIZES if size > 1)
+
+
 def fake_pool(base: Any) -> Any:
     """A KV pool without KV: what an allocator asks of one is the map that it registers."""
 

@@ -43,9 +43,12 @@ class blockpool:
         return slots
 
     def free(self, slots: Sequence[int]) -> None:
-        """Its callers name blocks, each once; slots that name no whole blocks are refused here."""
+        """Its callers name blocks, each once; slots that name no whole blocks are refused here. So is the null block,
+        which it passes over, and what an index into its list would take for a block from the end."""
         size = self.config.page_size
         ids, named = np.unique(np.array(slots, dtype=np.int64) // size, return_counts=True)
+        if (ids < 1).any():
+            raise TypeError(f"{list(slots)} name no block that a request can hold")
         if (named != size).any() or len(set(slots)) != len(slots):
             raise TypeError(f"{list(slots)} are no whole blocks of {size}")
         self.pool.free_blocks([self.pool.blocks[block] for block in ids.tolist()])
