@@ -51,6 +51,8 @@ _HOME = {
     "bind_newest": "offload",
     "drop_backup": "offload",
     "PagedAllocator": "allocators.paged",
+    "WindowedAllocator": "allocators.mapped",
+    "HiSparseAllocator": "allocators.mapped",
     "RadixCache": "prefix_cache.radix",
     "Snapshot": "snapshots",
     "snapshot": "snapshots",
@@ -75,6 +77,8 @@ if TYPE_CHECKING:  # "as": a re-export, for type checkers
     from .allocation import alloc_for_spec_decode as alloc_for_spec_decode
     from .allocation import assign_req_to_token_pool_func as assign_req_to_token_pool_func
     from .allocation import commit as commit
+    from .allocators.mapped import HiSparseAllocator as HiSparseAllocator
+    from .allocators.mapped import WindowedAllocator as WindowedAllocator
     from .allocators.paged import PagedAllocator as PagedAllocator
     from .auditing import Violation as Violation
     from .auditing import audit as audit
