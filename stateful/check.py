@@ -28,7 +28,7 @@ from .profiles import Profile, profile_for
 from .reach import Reach
 from .replay import Failure, Replay, on_device
 from .soak import soak
-from .subjects import load, load_subject, offered_by
+from .subjects import load, load_subject, name_of_factory, offered_by
 from .subjects.protocol import Capabilities, Factory
 from .workers import outcomes
 
@@ -125,7 +125,7 @@ def check(
     the first finding.
     """
     if not isinstance(subject, str):
-        subject = f"{subject.__module__}:{subject.__qualname__}"  # workers import it
+        subject = name_of_factory(subject)  # workers import it
     factory = load_subject(subject)
     chosen = profile_for(profile, device)
     capabilities = {} if kernels else levels_of(factory, device)
@@ -162,9 +162,18 @@ def check(
         return result
     # What goes wrong in a call that was right comes first.
     result.failures.sort(key=lambda one: bool(one.operations) and isinstance(one.operations[-1], BadCall))
+    result.capabilities = {level: _as_offered(said, result.reach) for level, said in capabilities.items()}
     result.stale = stale(known, list(result.times), replayed)
     result.missing = _missing(result, chosen, subject, device)
     return result
+
+
+def _as_offered(said: Capabilities, reach: Reach) -> Capabilities:
+    """Without what nothing that the subject offers could exercise."""
+    if "KV-11" not in said.asked or "free_group_begin" in reach.offered or not reach.offered:
+        return said
+    asked = tuple(clause for clause in said.asked if clause != "KV-11")
+    return replace(said, asked=asked, why_not={**said.why_not, "KV-11": "it has no free groups"})
 
 
 def _missing(result: CheckResult, chosen: Profile, subject: str, device: str) -> list[str]:
@@ -172,7 +181,7 @@ def _missing(result: CheckResult, chosen: Profile, subject: str, device: str) ->
     missing = chosen.missing(result.reach, result.capabilities, {operation for _, operation, _ in result.times})
     missing += [f"operation {name}: {told}" for name, told in sorted(result.reach.unfit.items())]
     for level, offered in result.capabilities.items():
-        for clause in offered.asked:
+        for clause in offered.asked if result.reach.steps else ():
             if not result.reach.checks[clause]:
                 missing.append(f"clause {clause} is asked of the {level} level and nothing exercised it")
     if device != "cpu" and checks_kernels(subject):

@@ -24,7 +24,7 @@ from .ledger import Ledger
 from .operations import Operation
 from .pages import PageLedger
 from .stamps import Stamps
-from .subjects.observed import observer
+from .subjects.observed import available, observer
 from .verdicts import Broken, Legal, Verdict
 
 Int64 = NDArray[np.int64]
@@ -69,13 +69,13 @@ class StateChecker:
         size = self.state.page_size
         clause = "KV-8" if operation.name in GIVES_BACK else "KV-5"
         self.checks[clause] += 1
-        said = self.subject.available()
-        for (name, pool), available, expected in zip(self.state.pools.items(), said, self.expected, strict=True):
+        said = available(self.subject, self.state.pools)
+        for (name, pool), expected in zip(self.state.pools.items(), self.expected, strict=True):
             listed = len(pool.free) + len(pool.staged)
-            if not listed * size == available == expected.free * size:
+            if not listed * size == said[name] == expected.free * size:
                 raise Broken(
                     clause,
-                    f"after {operation.name}: the allocator says that {available} tokens are free in pool {name}, "
+                    f"after {operation.name}: the allocator says that {said[name]} tokens are free in pool {name}, "
                     f"{listed} pages are listed, {expected.free} should be",
                 )
 

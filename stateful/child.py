@@ -8,6 +8,7 @@ last number says in which operation.
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import os
 import pickle
@@ -65,6 +66,7 @@ def _in_child(
     writer: int, config: Configuration, operations: Sequence[Operation], factory: Callable[[Configuration], Any]
 ) -> None:
     try:
+        faulthandler.disable()  # pytest has it on, and minimising can end hundreds of children
         signal.alarm(SECONDS)
 
         def tell(what: Any) -> None:

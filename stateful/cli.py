@@ -56,8 +56,13 @@ def run(arguments: argparse.Namespace) -> int:
         from . import commands
     except ImportError as error:
         raise WrongCall(f"{error}; the commands need `pip install 'kvcore[suite]'`") from None
+    from .subjects import UnusableSubject
+
     command: Callable[[argparse.Namespace], int] = getattr(commands, arguments.command)
-    return command(arguments)
+    try:
+        return command(arguments)
+    except UnusableSubject as error:
+        raise WrongCall(f"the subject {error}") from None
 
 
 def recorded_device(file: str) -> str | None:

@@ -66,10 +66,7 @@ def check(arguments: argparse.Namespace) -> int:
     )
     started = time.monotonic()
     clear_last_run()
-    try:
-        levels = () if kernels else tuple(levels_of(factory, device))
-    except Exception as error:
-        raise WrongCall(f"subject {subject!r} cannot be made: {type(error).__name__}: {error}") from None
+    levels = () if kernels else tuple(levels_of(factory, device))
     if not levels and not kernels:
         raise WrongCall(f"subject {subject!r} offers neither level: capabilities.level is 'engine' or 'slots'")
     total = sum(task.steps for task in tasks_of(profile_for(profile, device), levels, subject, device, seed, kernels))

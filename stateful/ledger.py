@@ -48,7 +48,7 @@ class Ledger(OffloadLedger):
 
     def __init__(self, config: Configuration) -> None:
         super().__init__(config)
-        self.offered = frozenset(operation.name for operation in ENGINE_OPERATIONS)
+        self.offered = frozenset(operation.name for operation in (*ENGINE_OPERATIONS, BadCall))
         self.reserve = _largest_reserve(config)
         self.near_the_limit = config.context_len - max(self.reserve, 1)  # a row committed past it is nearly full
 

@@ -99,7 +99,7 @@ class Machine(RuleBasedStateMachine):
 
     def can(self, name: str) -> bool:
         """Whether there is a subject and it offers the operation."""
-        return self.runner is not None and (name == "bad_call" or name in self.runner.ledger.offered)
+        return self.runner is not None and name in self.runner.ledger.offered
 
     def step(self, name: str, who: int, many: int, much: int) -> None:
         """Resolve three draws against the ledger and perform the operation."""
@@ -124,6 +124,15 @@ class Machine(RuleBasedStateMachine):
         if self.findings is not None:
             self.findings.begins(config)
 
+    def _is_old(self, broken: Broken) -> bool:
+        """Whether it is no finding: not asked of this subject, or known."""
+        if not broken.asked:
+            return True
+        if self.findings is None or not self.findings.is_old(broken.key):
+            return False
+        self.findings.times[broken.key] += 1
+        return True
+
     def _guard(self, config: Any, act: Callable[[], Any]) -> None:
         """The one place where a failure surfaces."""
         broken = None
@@ -131,8 +140,7 @@ class Machine(RuleBasedStateMachine):
             act()
         except Broken as error:
             broken = error
-        if broken is not None and self.findings is not None and self.findings.is_old(broken.key):
-            self.findings.times[broken.key] += 1
+        if broken is not None and self._is_old(broken):
             self._make(config)  # a fresh subject goes on
         elif broken is not None:
             self.runner = None

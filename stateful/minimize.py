@@ -20,6 +20,7 @@ from .configuration import Configuration
 from .operations import BadCall, Operation
 from .replay import Failure
 from .simpler import changes, numbers_of, simpler_than, without
+from .subjects import offered_by
 from .texts import Prompt
 
 Operations = tuple[Operation, ...]
@@ -37,10 +38,11 @@ def minimize(failure: Failure, factory: Callable[[Configuration], Any], *, budge
     """The smallest failure found that breaks the same clause. `budget`: operations to run, of which those of the last
     attempt may be over; BUDGET's if None. Stops early when they are spent, with what it has."""
     left = BUDGET[failure.config.device.partition(":")[0]] if budget is None else budget
+    offered = offered_by(factory, failure.config.level, failure.config.device)
 
     def attempt(config: Configuration, operations: Operations) -> Failure | None:
         nonlocal left
-        if left <= 0:
+        if left <= 0 or (offered and config.page_size not in offered.page_sizes):
             return None
         found = run_safely(config, operations, factory)
         left -= SETUP + len(found.operations if found else operations)

@@ -73,7 +73,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """What a machine has found is told as `kvcore check` tells it: minimised, with a replay file."""
     outcome: Any = yield
     failure = getattr(call.excinfo and call.excinfo.value, "failure", None)
-    if failure is not None and "kvcore.stateful.machines" in sys.modules:
+    if call.excinfo is not None and type(call.excinfo.value).__name__ == "UnusableSubject":
+        outcome.get_result().longrepr = f"the subject {call.excinfo.value}"
+    elif failure is not None and "kvcore.stateful.machines" in sys.modules:
         from .report import write_and_tell
 
         chosen = options.current
@@ -160,8 +162,3 @@ def try_import(subject: str) -> None:
         load_subject(subject)
     except UnknownSubject as error:
         raise pytest.UsageError(f"--kv-subject: {error}") from None
-    except Exception as error:  # whatever the import of somebody's module raises
-        reason = " ".join(str(error).split())
-        raise pytest.UsageError(
-            f"--kv-subject {subject}: its import raises {type(error).__name__}: {reason}"
-        ) from error

@@ -55,7 +55,7 @@ class Profile:
         if failing:
             return found
         refused = reach.operations["bad_call"]["refused"] if "bad_call" in reach.operations else 0
-        if refused < self.floor:
+        if refused < self.floor and "bad_call" in reach.offered:
             found.append(f"bad_call was refused {refused} times, promised are {self.floor}")
         states = [*(slot_states(levels["slots"], reach) if "slots" in levels else ())]
         states += ENGINE_STATES if "engine" in levels else ()

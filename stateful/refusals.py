@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from ..errors import ContractError, KVCacheOutOfMemory
 from .configuration import Configuration
 from .operations import BadCall, Operation, RawCall
+from .subjects import in_words
+from .subjects.observed import integers
 from .subjects.protocol import Capabilities
 from .verdicts import Bad, Broken, Crashed, Done, Legal, Outcome, Refused, Short, Verdict
 
@@ -37,13 +37,16 @@ def outcome_of(perform: Callable[[], Any], call: Operation, capabilities: Capabi
         return Refused("bad_call", error)
     except capabilities.shortage as error:
         return Refused("shortage", error)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Crashed(error)
-    if name_of(call) in RETURNS_SLOTS:
-        if value is None:
-            return Refused("shortage", None)
-        return Done(np.asarray(value, dtype=np.int64).reshape(-1))
-    return Done(value)
+    if name_of(call) not in RETURNS_SLOTS:
+        return Done(value)
+    if value is None:
+        return Refused("shortage", None)
+    try:
+        return Done(integers(value))
+    except (TypeError, ValueError) as error:
+        return Crashed(error)
 
 
 def refused_in_its_own_way(
@@ -53,9 +56,9 @@ def refused_in_its_own_way(
     name = name_of(operation)
     match verdict, outcome:
         case Legal(), Crashed(error):
-            raise Broken("KV-5", f"{name} is a legal call and ended in {_told(error)}") from error
+            raise Broken("KV-5", f"{name} is a legal call and ended in {in_words(error)}") from error
         case Legal(pages=pages), Refused(_, error):
-            why = f" ({_told(error)})" if error else ""
+            why = f" ({in_words(error)})" if error else ""
             raise Broken("KV-6", f"{name} was refused{why}; there is room for the {pages} pages that it needs")
         case Short(pool, need, free), Done():
             raise Broken("KV-6", f"{name} succeeded: it needs {need} pages of pool '{pool}', {free} are free")
@@ -63,7 +66,7 @@ def refused_in_its_own_way(
             raise Broken("KV-15", f"{name} cannot be right and was accepted")
     unchanged()
     if isinstance(verdict, Short) and isinstance(outcome, Crashed):
-        told = f"{name} is short of '{verdict.pool}' and ended in {_told(outcome.error)}"
+        told = f"{name} is short of '{verdict.pool}' and ended in {in_words(outcome.error)}"
         raise Broken("KV-6", f"{told}, not in the refusal that the subject declares") from outcome.error
 
 
@@ -86,7 +89,3 @@ def situation_of(operation: Operation, verdict: Verdict, ledger: Any) -> str:
         if config.level == "slots" and ledger.has_given_up(operation):
             told += ", behind a window"
     return f"{told}, page size 1" if config.level == "slots" and config.page_size == 1 else told
-
-
-def _told(error: BaseException | None) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -123,7 +123,7 @@ def run(
             runner.step(operation)
         runner.finish()
     except Broken as broken:
-        return Failure(config, tuple(operations[:done]), broken)
+        return Failure(config, tuple(operations[:done]), broken) if broken.asked else None
     except TypeError as error:
         if "level has no operation" in str(error):
             raise MalformedReplay(str(error)) from None

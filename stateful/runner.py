@@ -51,7 +51,8 @@ from .refusals import name_of, outcome_of, refused_in_its_own_way, situation_of
 from .slot_calls import call_slots
 from .slot_checker import SlotChecker
 from .slot_ledger import SlotLedger
-from .subjects.offers import offer_of
+from .subjects import UnusableSubject, capabilities_of, in_words
+from .subjects.offers import offer_of, require_what_is_needed
 from .touched import TouchedChecker
 from .verdicts import Bad, Broken, Crashed, Done, Legal, Outcome, Refused, Short, Verdict
 
@@ -61,6 +62,18 @@ _GIVES = {"release_overallocated": "KV-8", "evict": "KV-9", "window_evict": "KV-
 
 class WrongLevel(ValueError):
     """The subject is of the other level: this one is not asked."""
+
+
+def _made(factory: Callable[[Configuration], Any], config: Configuration) -> Any:
+    """The subject. That a configuration that it says it can be made with does not make one is a failure."""
+    try:
+        return factory(config)
+    except UnusableSubject:
+        raise
+    except Exception as error:
+        broken = Broken("KV-5", f"making the subject ended in {in_words(error)}")
+        broken.operation, broken.situation = "making the subject", f"page size {config.page_size}"
+        raise broken from error
 
 
 class Runner:
@@ -74,8 +87,8 @@ class Runner:
         checker: type[Any] | None = None,
     ) -> None:
         self.config = config
-        self.subject = factory(config)
-        if self.subject.capabilities.level != config.level:
+        self.subject = _made(factory, config)
+        if capabilities_of(self.subject).level != config.level:
             raise WrongLevel(f"the subject does not offer the {config.level} level")
         self.reach = Reach() if reach is None else reach
         slots = config.level == "slots"
@@ -84,6 +97,7 @@ class Runner:
         # What a lockstep subject checks in every call by itself.
         self.always = [c for c in ("KV-12", "KV-14") if c in self.subject.capabilities.asked]
         offer = offer_of(self.subject)
+        require_what_is_needed(self.subject, offer)
         self.ledger.offered = offer.operations
         self.reach.offered |= offer.operations
         self.reach.lacking.update(offer.missing)
@@ -104,6 +118,7 @@ class Runner:
         except Broken as broken:
             self.reach.checks[broken.clause] += 1
             broken.operation, broken.situation = name_of(operation), situation
+            broken.asked = broken.clause in self.subject.capabilities.asked
             raise
 
     def _step(self, operation: Operation, verdict: Verdict) -> Outcome:
@@ -140,6 +155,7 @@ class Runner:
             self.checker.at_end()
         except Broken as broken:
             broken.operation = "the last recount"
+            broken.asked = broken.clause in self.subject.capabilities.asked
             raise
 
     def _enter(self, operation: Operation, verdict: Legal, outcome: Done) -> None:

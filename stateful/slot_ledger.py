@@ -52,7 +52,7 @@ class SlotLedger:
         self.live: dict[int, Held] = {}
         self.free_rows, self.near_the_limit = 1, sys.maxsize  # there are no rows to run out of
         self.highest = 0  # the highest number that any request has had
-        self.offered = frozenset(operation.name for operation in SLOT_OPERATIONS)
+        self.offered = frozenset(operation.name for operation in (*SLOT_OPERATIONS, BadCall))
         self.cleared_in_group = False  # whether that has closed the group is the allocator's own affair
 
     @property

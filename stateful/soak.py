@@ -148,8 +148,10 @@ def run_episode(
             runner.step(operation)
         except Broken as broken:
             failure = Failure(config, tuple(done), broken)
-            if findings is None or findings.add(failure):
+            if broken.asked and (findings is None or findings.add(failure)):
                 return failure
+            if runner is None:
+                return None  # none can be made on this configuration
             runner = None
     return None
 
@@ -158,7 +160,7 @@ def run_episode(
 def _of_level(level: str, offered: frozenset[str]) -> tuple[list[str], Any, Any]:
     """The names of what is offered, each as often as it weighs; when it is possible, and how it is picked."""
     possible, pick = (ENGINE_POSSIBLE, ENGINE_PICK) if level == "engine" else (SLOT_POSSIBLE, SLOT_PICK)
-    named = [name for name in possible if name in offered or name == "bad_call"]
+    named = [name for name in possible if name in offered]
     return [name for name in named for _ in range(WEIGHTS[name])], possible, pick
 
 

@@ -11,7 +11,7 @@ from .check import check, tasks_of
 from .choices import ENGINE_PICK, ENGINE_POSSIBLE
 from .configurations import CHOICES, EVERYTHING, configuration
 from .draws import DRAWS, SIZES
-from .operations import ENGINE_OPERATIONS, SLOT_OPERATIONS
+from .operations import ENGINE_OPERATIONS, SLOT_OPERATIONS, BadCall
 from .profiles import PROFILES
 from .reach import Reach
 from .runner import Runner
@@ -21,7 +21,7 @@ from .subjects.kvcore import kvcore
 from .subjects.protocol import Capabilities
 
 LEVELS = {"engine": Capabilities("engine"), "slots": EVERYTHING}
-OFFERED = {operation.name for operation in (*ENGINE_OPERATIONS, *SLOT_OPERATIONS)}
+OFFERED = {operation.name for operation in (*ENGINE_OPERATIONS, *SLOT_OPERATIONS, BadCall)}
 
 
 @pytest.mark.parametrize("level", ["engine", "slots"])

@@ -92,10 +92,11 @@ class Broken(AssertionError):
         self.clause, self.message, self.pages, self.rows = clause, message, pages, rows
         self.failure: Any = None  # the sequence, where a machine has raised it
         self.operation = self.situation = ""  # in which operation, and what was expected of it, in words
+        self.asked = True  # of this subject; what is not asked of it is no finding
         super().__init__(f"{clause}: {message}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        there = {"operation": self.operation, "situation": self.situation}
+        there = {"operation": self.operation, "situation": self.situation, "asked": self.asked}
         return type(self), (self.clause, self.message, self.pages, self.rows), there
 
     @property

@@ -10,7 +10,7 @@ slots there). An allocator that shows only what is available is compared by the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from ...records import FIELDS
 from ...snapshots import PoolState, Snapshot
 from ..configuration import Configuration
+from ..verdicts import Broken
+from . import UnusableSubject, in_words
 
 Int64 = NDArray[np.int64]
 
@@ -43,17 +45,41 @@ def shows_queue(subject: Any) -> bool:
 
 def _put_together(subject: Any, pools: dict[str, int]) -> Snapshot:
     config: Configuration = subject.config
-    size, available = config.page_size, subject.available()
+    size = config.page_size
     free: dict[str, Int64]
     if shows_pages(subject):
-        free = _by_pool(subject.free_pages(), pools)
+        free = _by_pool(subject, "free_pages", pools)
     else:
-        free = {name: np.zeros(tokens // size, dtype=np.int64) for name, tokens in zip(pools, available, strict=True)}
-    queued = _by_pool(subject.queued_pages(), pools) if hasattr(subject, "queued_pages") else {}
+        free = {name: np.zeros(tokens // size, dtype=np.int64) for name, tokens in available(subject, pools).items()}
+    queued = _by_pool(subject, "queued_pages", pools) if hasattr(subject, "queued_pages") else {}
     nothing = np.zeros(0, dtype=np.int64)
-    states = {name: PoolState(pages, free[name], queued=queued.get(name, nothing)) for name, pages in pools.items()}
-    maps = subject.mapped() if hasattr(subject, "mapped") else {}
+    states = {name: PoolState(count, free[name], queued=queued.get(name, nothing)) for name, count in pools.items()}
+    maps = _ask(subject, "mapped") if hasattr(subject, "mapped") else {}
     return slot_state(config, states, {name: np.asarray(pairs, dtype=np.int64) for name, pairs in maps.items()})
+
+
+def available(subject: Any, pools: Iterable[str]) -> dict[str, int]:
+    """By pool, the free tokens as the subject counts them."""
+    names, said = list(pools), _ask(subject, "available")
+    if not isinstance(said, (list, tuple, np.ndarray)) or len(said) != len(names):
+        raise UnusableSubject(f"returns {said!r} from available(); expected is a list: the free tokens of {names}")
+    return {name: int(tokens) for name, tokens in zip(names, said, strict=True)}
+
+
+def integers(value: Any) -> Int64:
+    """int64[n], from a list, an array or a tensor of integers on any device; TypeError for anything else."""
+    given = value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+    if given.size and given.dtype.kind not in "iu":
+        raise TypeError(f"a {type(value).__name__} of {given.dtype} holds no integers")
+    return given.astype(np.int64, copy=False).reshape(-1)
+
+
+def _ask(subject: Any, method: str) -> Any:
+    """What the subject shows; that it cannot is a failure of its own."""
+    try:
+        return getattr(subject, method)()
+    except Exception as error:
+        raise Broken("KV-1", f"{method}() ended in {in_words(error)}") from error
 
 
 def slot_state(config: Configuration, pools: dict[str, PoolState], maps: dict[str, Int64]) -> Snapshot:
@@ -62,7 +88,13 @@ def slot_state(config: Configuration, pools: dict[str, PoolState], maps: dict[st
     return Snapshot(config.page_size, config.context_len, pools, {}, (), records, rows, maps=maps)
 
 
-def _by_pool(ids: dict[str, Iterable[int]] | Iterable[int], pools: Sequence[str] | dict[str, int]) -> dict[str, Int64]:
+def _by_pool(subject: Any, method: str, pools: dict[str, int]) -> dict[str, Int64]:
     """Ascending: which page comes next is the allocator's own affair, and may change in a call that is refused."""
-    given = ids if isinstance(ids, dict) else {next(iter(pools)): ids}
-    return {name: np.sort(np.asarray(pages, dtype=np.int64).reshape(-1)) for name, pages in given.items()}
+    said = _ask(subject, method)
+    given = said if isinstance(said, dict) else {next(iter(pools)): said}
+    if set(given) != set(pools):
+        raise UnusableSubject(f"says nothing of a pool in {method}(): it has {list(pools)}, told are {list(given)}")
+    try:
+        return {name: np.sort(integers(pages)) for name, pages in given.items()}
+    except (TypeError, ValueError) as error:
+        raise UnusableSubject(f"returns {said!r} from {method}(), no page ids: {in_words(error)}") from None

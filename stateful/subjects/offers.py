@@ -12,7 +12,8 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from ..operations import ENGINE_OPERATIONS, SLOT_OPERATIONS
+from ..operations import ENGINE_OPERATIONS, SLOT_OPERATIONS, BadCall
+from . import UnusableSubject
 from .protocol import Capabilities, Engine, SlotAllocator
 
 ONLY_WITH = {
@@ -23,13 +24,24 @@ ONLY_WITH = {
 }
 """Operations of the slot level, and the pool that they are about."""
 
+ONLY_WHERE_ASKED = {"free_group_begin": "KV-11", "free_group_end": "KV-11"}
+"""Operations that nothing but the one clause is about: where it is not asked, they are not called."""
+
 BESIDE = {"alloc_device_buffer": ("free_device_buffer",)}
 """Methods that an operation needs besides the one of its name."""
 
 
+SHOWS = {"slots": ("available",), "engine": ("snapshot", "available")}
+"""Methods without which nothing can be compared."""
+
+HANDS_OUT = {"slots": ("alloc", "alloc_extend"), "engine": ("extend", "prealloc")}
+"""Operations one of which there has to be, or a request never holds anything."""
+
+
 @dataclass(frozen=True)
 class Offer:
-    """operations: those that are driven. missing, wrong: operation -> what was looked for and what is there."""
+    """operations: those that are driven, and bad calls where they are asked. missing, wrong: operation -> what was
+    looked for and what is there."""
 
     operations: frozenset[str]
     missing: dict[str, str]
@@ -48,6 +60,9 @@ def offer_of(subject: Any) -> Offer:
         name = operation.name
         if slots and ONLY_WITH.get(name, "paged") not in ("paged", *capabilities.pools):
             continue
+        clause = ONLY_WHERE_ASKED.get(name)
+        if clause is not None and clause not in capabilities.asked:
+            continue
         declared = capabilities.operations is None or name in capabilities.operations
         if not declared:
             missing[name] = "the subject does not offer it"
@@ -60,7 +75,20 @@ def offer_of(subject: Any) -> Offer:
                 wrong[name] = unfit
         if name not in missing and name not in wrong:
             offered.add(name)
+    if "KV-15" in capabilities.asked:
+        offered.add(BadCall.name)
     return Offer(frozenset(offered), missing, wrong)
+
+
+def require_what_is_needed(subject: Any, offer: Offer) -> None:
+    """UnusableSubject if too little is there to drive the subject at all."""
+    level = subject.capabilities.level
+    for method in SHOWS[level]:
+        if not callable(getattr(subject, method, None)):
+            raise UnusableSubject(f"makes a {type(subject).__name__}, which has no method {method}()")
+    if not offer.operations.intersection(HANDS_OUT[level]):
+        first, second = ({**offer.missing, **offer.wrong}[name] for name in HANDS_OUT[level])
+        raise UnusableSubject(f"hands out nothing: {first}; {second}")
 
 
 def _expected(method: str, slots: bool) -> inspect.Signature:

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from ...config import PAGE_SIZES
 from ...contract import CONTRACT
 from ...snapshots import Snapshot
-from ..configuration import Configuration
+from ..configuration import LEVELS, Configuration
+from ..operations import ENGINE_OPERATIONS, SLOT_OPERATIONS
+from ..options import DEVICES
 
 Int64 = NDArray[np.int64]
 Tokens = NDArray[np.int32]
@@ -50,7 +52,8 @@ class Capabilities:
     operations: it offers these; not given: those whose methods are there.
     dies_in: in these lanes a call that goes wrong can end the process, so that it is driven in a child process.
     why_not: these clauses are not asked of it, for this reason each; those that its level or what it offers excludes
-        are added.
+        are added. Without KV-15 no bad call is made, without KV-11 no free group opened; what breaks another one of
+        them is no finding.
     asked: the clauses that are asked of it: all others, if not given.
     """
 
@@ -65,11 +68,21 @@ class Capabilities:
     dies_in: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.refuses not in REFUSALS:
-            raise ValueError(f"refuses is {self.refuses!r}; it has to be one of {', '.join(REFUSALS)}")
-        unknown = [name for name in self.pools if name not in POOLS]
-        if unknown:
-            raise ValueError(f"pools holds {unknown[0]!r}; known are {', '.join(POOLS)}")
+        _one_of("level", self.level, LEVELS)
+        _one_of("refuses", self.refuses, REFUSALS)
+        _some_of("page_sizes", self.page_sizes, PAGE_SIZES)
+        _some_of("pools", self.pools, POOLS)
+        _some_of("dies_in", self.dies_in, DEVICES, may_be_empty=True)
+        _some_of("asked", self.asked, tuple(CONTRACT), may_be_empty=True)
+        _some_of("why_not", tuple(self.why_not), tuple(CONTRACT), may_be_empty=True)
+        if self.operations is not None:
+            known = SLOT_OPERATIONS if self.level == "slots" else ENGINE_OPERATIONS
+            _some_of("operations", self.operations, tuple(operation.name for operation in known))
+        errors = self.shortage if isinstance(self.shortage, tuple) else (None,)
+        if not all(isinstance(error, type) and issubclass(error, Exception) for error in errors):
+            raise ValueError(f"shortage is {self.shortage!r}; it has to be a tuple of exception classes")
+        if self.refuses == "raises" and not self.shortage:
+            raise ValueError("refuses is 'raises', and shortage does not say what")
         given = dict(self.why_not)
         if not self.asked:
             why = _NOT_ASKED | (_NOT_ASKED_OF_SLOTS if self.level == "slots" else {})
@@ -82,6 +95,21 @@ class Capabilities:
 
 REFUSALS = ("typed", "none", "raises")
 POOLS = ("paged", "window", "hisparse")
+
+
+def _one_of(name: str, value: Any, known: tuple[Any, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}; it has to be one of {', '.join(map(str, known))}")
+
+
+def _some_of(name: str, values: Any, known: tuple[Any, ...], *, may_be_empty: bool = False) -> None:
+    if not isinstance(values, tuple):
+        raise ValueError(f"{name} is {values!r}; it has to be a tuple, as in {known[:2]}")
+    for value in values:
+        if value not in known:
+            raise ValueError(f"{name} holds {value!r}; known are {', '.join(map(str, known))}")
+    if not values and not may_be_empty:
+        raise ValueError(f"{name} is empty; known are {', '.join(map(str, known))}")
 
 
 class Subject(Protocol):
