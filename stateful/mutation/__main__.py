@@ -15,6 +15,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from rich.table import Table
 
 from ..cli import Formatter, WrongCall
 from ..command_parts import count, out, progress_bar
-from .children import Result, Unsound, run_lane
+from .children import Lane, Result, Unsound
 from .mutants import Mutant
 from .sample import EQUIVALENT, Stale, all_mutants, in_kernels, read_equivalents, sample
 
@@ -78,24 +79,23 @@ def home(mutant: Mutant) -> str:
 
 
 def outcomes(chosen: Sequence[Mutant], lanes: Sequence[str], workers: int, everywhere: bool) -> dict[Mutant, Result]:
-    """Each mutant at home, then what has survived in the other lane."""
+    """Each mutant at home, then what has survived (or, everywhere, has not been asked) in the other lane."""
     found: dict[Mutant, Result] = {}
-    rounds = [(lane, lane) for lane in lanes] + [(home, lane) for home in LANES for lane in lanes if lane != home]
-    with progress_bar() as bars:
-        for of_home, lane in rounds:
-            away = of_home != lane
-            if away and not (everywhere or len(lanes) > 1):
-                continue
-            left = [m for m in chosen if home(m) == of_home and (not away or m not in found or _survives(found[m]))]
-            if not left:
-                continue
-            bar = bars.add_task(f"{lane}{', survivors' if away else ''}", total=len(left))
-            for result in run_lane(lane, left, min(workers, len(left))):
-                assert result.mutant is not None
-                before = found.get(result.mutant)
-                seconds = result.seconds + (before.seconds if before else 0)
-                found[result.mutant] = replace(result, seconds=round(seconds, 2))
-                bars.advance(bar)
+    with progress_bar() as bars, ExitStack() as stack:
+        opened = {}
+        for lane in lanes:
+            bar = bars.add_task(f"{lane}, no mutant", total=1)
+            opened[lane] = stack.enter_context(Lane(lane, workers))
+            bars.advance(bar)
+        for away in (False, True) if everywhere or len(lanes) > 1 else (False,):
+            for lane in lanes:
+                left = [m for m in chosen if (home(m) != lane) == away and (m not in found or _survives(found[m]))]
+                bar = bars.add_task(f"{lane}{', survivors' if away else ''}", total=len(left))
+                for result in opened[lane].results(left):
+                    assert result.mutant is not None
+                    before = found[result.mutant].seconds if result.mutant in found else 0
+                    found[result.mutant] = replace(result, seconds=round(before + result.seconds, 2))
+                    bars.advance(bar)
     return {mutant: found[mutant] for mutant in chosen}
 
 

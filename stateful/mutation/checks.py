@@ -25,18 +25,22 @@ Check = tuple[str, Callable[[Begin], None]]
 
 LEFT_OUT = {
     *("test_self_packaging.py", "test_self_command_line.py", "test_self_gallery.py", "test_self_readme.py"),
-    *("test_self_kernels.py", "test_self_broken_kernels.py", "test_self_check_kernel.py", "test_self_mutation.py"),
+    *("test_self_canaries.py", "test_self_broken_kernels.py", "test_self_check_kernel.py", "test_self_mutation.py"),
     *("test_soak.py", "test_machines.py"),
 }
 """Tests that start processes of their own, ask whether faults are found, or do what the soak of this module does."""
 
-LEFT_OUT_TOO = "test_self_workload"
-"""Traces: in the time that they take, the soak does more."""
+TRACES = "test_self_workload"
+"""Left out, too: in the time that they take, the soak does more."""
 
-SLOW = ("test_self_minimize.py", "test_kernels.py")
+OF_KERNELS = {"test_kernel_lanes.py", "test_kernels.py", "test_self_kernels.py"}
+"""The tests of the interpreter's lane, and of no other."""
+
+SLOW = {"test_self_minimize.py", "test_kernels.py"}
 """Tests that take long for what they say of the core: last."""
 
-ONLY_WITH_KERNELS = "test_kernel_lanes.py"
+TOO_MUCH = "the_cpu_lane or in_the_interpreter or says_why_it_is_not_to_be_had or thousand"
+"""Tests of those files that start processes, in which there is no mutant, or take a minute interpreted."""
 
 
 class Noticed(Exception):
@@ -114,8 +118,8 @@ def tests_of(lane: str, module: str) -> tuple[list[Path], list[Path]]:
 
     files = sorted(ROOT.glob("properties/test_*.py")) + sorted(ROOT.glob("stateful/test_*.py"))
     for path in sorted(files, key=distance):
-        left_out = path.name in LEFT_OUT or path.name.startswith(LEFT_OUT_TOO)
-        if not left_out and (lane != "cpu" or path.name != ONLY_WITH_KERNELS):
+        left_out = path.name in LEFT_OUT or path.name.startswith(TRACES)
+        if not left_out and (path.name in OF_KERNELS) == (lane != "cpu"):
             (slow if path.name in SLOW else fast).append(path)
     return fast, slow
 
@@ -129,6 +133,7 @@ def pass_tests(lane: str, files: list[Path], begin: Begin) -> None:
         [
             *("-x", "-q", "--rootdir", str(ROOT.parent), "-c", str(ROOT.parent / "pyproject.toml")),
             *("-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not packaging", "--hypothesis-seed", "0"),
+            *("-k", f"not ({TOO_MUCH})"),
             *("-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"),
             *("--basetemp", str(Path.cwd() / "tmp"), "--kv-device", lane, *map(str, files)),
         ],

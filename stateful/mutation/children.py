@@ -1,9 +1,10 @@
 """A process for each mutant, forked from one that has the heavy libraries loaded and nothing of kvcore.
 
-    for result in run_lane("cpu", mutants, workers=2):
-        result.mutant, result.verdict, result.by
+    with Lane("cpu", workers=2) as lane:
+        for result in lane.results(mutants):
+            result.mutant, result.verdict, result.by
 
-First the unmutated code passes every check, which also tells how long each one takes. A mutant is then `killed` by the
+On entry the unmutated code passes every check, which also tells how long each one takes. A mutant is `killed` by the
 first check that fails, or `timed out` where a check takes five times as long as it should; what is left after a minute
 has `survived`.
 """
@@ -22,6 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,7 @@ class Child:
     taken: dict[str, float] = field(default_factory=dict)
     unread: bytes = b""
     outcome: tuple[str, str] | None = None
+    printed: str = ""
 
     def hear(self, message: dict[str, str], now: float) -> None:
         self.taken[self.check] = self.taken.get(self.check, 0.0) + now - self.check_started
@@ -80,42 +83,67 @@ class Child:
             self.outcome = message["verdict"], message["by"]
 
 
-def run_lane(lane: str, mutants: Sequence[Mutant], workers: int) -> Iterator[Result]:
-    """The mutants' results as they come. Unsound if the code as it is does not pass."""
-    texts = [mutant.apply(path_of(mutant.module).read_text()) for mutant in mutants]
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    # spawn: this process may have a thread that draws a progress bar, and Triton not yet decided what it is.
-    context = multiprocessing.get_context("spawn")
-    server = context.Process(target=_serve, args=(lane, list(zip(mutants, texts, strict=True)), workers, theirs))
-    server.start()
-    theirs.close()
-    try:
+class Lane:
+    """A process that forks a lane's children. Unsound on entry if the code as it is does not pass."""
+
+    def __init__(self, name: str, workers: int) -> None:
+        self.name = name
+        self.pipe, self._theirs = multiprocessing.Pipe()
+        # spawn: this process may have a thread that draws a progress bar, and Triton not yet decided what it is.
+        context = multiprocessing.get_context("spawn")
+        self._server = context.Process(target=_serve, args=(name, workers, self._theirs))
+
+    def __enter__(self) -> Lane:
+        self._server.start()
+        self._theirs.close()
+        try:
+            self._hear()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.terminate()
+        self._server.join()
+
+    def results(self, mutants: Sequence[Mutant]) -> Iterator[Result]:
+        """What comes of the mutants, in the order in which they end."""
+        self.pipe.send([(mutant, mutant.apply(path_of(mutant.module).read_text()), (0, 1)) for mutant in mutants])
         for _ in mutants:
-            result = ours.recv()
-            if result.mutant is None:
-                raise Unsound(f"lane {lane}: without a mutant '{result.by}' ends as '{result.verdict}'")
-            yield result
-    except EOFError:
-        raise Unsound(f"lane {lane}: the process that forks the mutants has died") from None
-    finally:
-        server.terminate()
-        server.join()
+            yield self._hear()
+
+    def _hear(self) -> Any:
+        try:
+            heard = self.pipe.recv()
+        except EOFError:
+            raise Unsound(f"lane {self.name}: the process that forks the mutants has died") from None
+        if isinstance(heard, str):
+            raise Unsound(f"lane {self.name}: without a mutant {heard}")
+        return heard
 
 
-def _serve(lane: str, jobs: list[tuple[Mutant, str]], workers: int, out: Connection[Any, Any]) -> None:
+def _serve(lane: str, workers: int, pipe: Connection[Any, Any]) -> None:
     if lane == "interpret":
         os.environ["TRITON_INTERPRET"] = "1"  # Triton is not imported yet
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that children are ended, too
+    signal.signal(signal.SIGTERM, _stop)
     load_libraries(lane)
     usual: dict[str, float] = {}
-    pieces: list[Any] = [(None, "", (piece, workers)) for piece in range(workers)]
-    for child, result in watch(lane, pieces, workers, CANARY_SECONDS, usual):
+    for child, result in watch(lane, [(None, "", (k, workers)) for k in range(workers)], workers, CANARY_SECONDS, {}):
         if result.verdict != "survived":
-            out.send(result)
+            pipe.send(f"'{result.by}' ends as '{result.verdict}'\n{child.printed}")
             return
         usual.update(child.taken)
-    for _, result in watch(lane, [(mutant, text, (0, 1)) for mutant, text in jobs], workers, SECONDS, usual):
-        out.send(result)
+    pipe.send(usual)
+    while True:
+        for _, result in watch(lane, pipe.recv(), workers, SECONDS, usual):
+            pipe.send(result)
+
+
+def _stop(*_: object) -> None:
+    """Once, so that the children can be ended too."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(1)
 
 
 def load_libraries(lane: str) -> None:
@@ -126,6 +154,7 @@ def load_libraries(lane: str) -> None:
 
     if lane == "interpret":
         import triton.language  # noqa: F401
+    import_module("_hypothesis_pytestplugin")  # It refuses to be loaded after the first draw.
     torch.set_num_threads(1)
 
 
@@ -180,6 +209,8 @@ def _end(child: Child) -> None:
     with suppress(ProcessLookupError):
         os.killpg(child.process, signal.SIGKILL)
     os.waitpid(child.process, 0)
+    with suppress(OSError):
+        child.printed = (child.folder / "output").read_text(errors="replace")[-2000:]
     shutil.rmtree(child.folder, ignore_errors=True)
 
 
