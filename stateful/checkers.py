@@ -31,7 +31,7 @@ Int64 = NDArray[np.int64]
 
 GIVES_BACK = (
     "release", "retract", "release_overallocated", "checkpoint", "window_evict", "retire", "free_group_end",
-    "free", "free_segment", "clear",
+    "free", "free_segment", "free_window", "clear",
 )  # fmt: skip
 
 
