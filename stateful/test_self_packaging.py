@@ -83,7 +83,7 @@ def test_the_wheel_holds_every_module_once_and_no_test_of_the_project_itself(bui
     with zipfile.ZipFile(one_file(built, "*.whl")) as wheel:
         names = wheel.namelist()
     held = {name for name in names if ".dist-info/" not in name}
-    expected = sources("*.py") | {"kvcore/py.typed"}
+    expected = sources("*.py") | sources("peers/*/*") | {"kvcore/py.typed"}
     assert held == {name for name in expected if "/test_self_" not in name and "/mutation/" not in name}
     assert len(names) == len(set(names))
 

@@ -29,17 +29,22 @@ from .sglang import paged
 Int64 = NDArray[np.int64]
 
 
+def _agreeing(*words: Any, **more: Any) -> Capabilities:
+    """Capabilities that are asked for agreement, too."""
+    one = Capabilities(*words, **more)
+    why_not = {clause: why for clause, why in one.why_not.items() if clause != "KV-12"}
+    return replace(one, asked=(*one.asked, "KV-12"), why_not=why_not)
+
+
 class beside_sglang:
     """A KvcoreSlots that is seen, and an engine that has to do the same."""
 
-    capabilities = Capabilities(
+    capabilities = _agreeing(
         "slots",
         page_sizes=tuple(size for size in PAGE_SIZES if size > 1),
         why_not={"KV-11": "behind a free group the orders differ"},
         operations=("alloc", "alloc_extend", "alloc_decode", "free", "free_segment", "clear"),
     )
-    _why_not = {clause: why for clause, why in capabilities.why_not.items() if clause != "KV-12"}
-    capabilities = replace(capabilities, asked=(*capabilities.asked, "KV-12"), why_not=_why_not)
 
     def __init__(self, config: Configuration) -> None:
         self.config = replace(config, need_sort=False)

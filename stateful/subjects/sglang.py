@@ -180,7 +180,11 @@ class hisparse(_Composite):
     """HiSparseTokenToKVPoolAllocator: logical slots, of which some lie on the device. It has no free groups."""
 
     capabilities = replace(
-        _Slots.capabilities, asked=(), why_not={}, pools=("hisparse",), page_sizes=hisparse_page_sizes(HISPARSE)
+        _Slots.capabilities,
+        asked=(),
+        why_not={"KV-11": "it has no free groups"},
+        pools=("hisparse",),
+        page_sizes=hisparse_page_sizes(HISPARSE),
     )
     names, fields = ("logical", "device"), ("logical_attn_allocator", "hisparse_attn_allocator")
     kind, mapping = HISPARSE, "full_to_hisparse_device_index_mapping"

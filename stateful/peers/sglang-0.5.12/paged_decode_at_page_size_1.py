@@ -1,0 +1,12 @@
+"""With pages of one token a decode takes nothing from the free list: two steps hand out the same slots."""
+
+import sys
+
+import torch
+from sglang.srt.hardware_backend.npu.allocator_npu import NPUPagedTokenToKVPoolAllocator
+
+pool = NPUPagedTokenToKVPoolAllocator(16, 1, torch.float16, "cpu", None, False)
+row, three = pool.alloc(4), torch.tensor([3, 3])
+slots = pool.alloc_decode(three, three, row[1::2])
+print(f"two requests hold {row.tolist()}; a decode of both returns {slots.tolist()}, {pool.available_size()} are free")
+sys.exit(pool.available_size() != 10 or bool(set(slots.tolist()) & set(row.tolist())))

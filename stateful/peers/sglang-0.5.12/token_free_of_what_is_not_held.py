@@ -1,0 +1,13 @@
+"""A free of slot 0, of one that does not exist or of one that is free is taken as it is."""
+
+import sys
+
+import torch
+from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+
+pool = TokenToKVPoolAllocator(8, torch.float16, "cpu", None, False)
+row = pool.alloc(2)
+for slots in (row, row, torch.tensor([0, 99])):
+    pool.free(slots)
+print(f"{pool.available_size()} of 8 are free: {torch.cat((pool.free_pages, pool.release_pages)).tolist()}")
+sys.exit(pool.available_size() != 8)
