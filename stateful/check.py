@@ -178,7 +178,9 @@ def _as_offered(said: Capabilities, reach: Reach) -> Capabilities:
 
 def _missing(result: CheckResult, chosen: Profile, subject: str, device: str) -> list[str]:
     """What was promised and not reached, in sentences."""
-    missing = chosen.missing(result.reach, result.capabilities, {operation for _, operation, _ in result.times})
+    failing = {operation for _, operation, _ in result.times}
+    failing |= {name for name in result.reach.offered for entry in result.known if entry.keeps_back(name)}
+    missing = chosen.missing(result.reach, result.capabilities, failing)
     missing += [f"operation {name}: {told}" for name, told in sorted(result.reach.unfit.items())]
     for level, offered in result.capabilities.items():
         for clause in offered.asked if result.reach.steps else ():

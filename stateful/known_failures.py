@@ -26,6 +26,7 @@ from typing import Any
 
 from ..contract import CONTRACT
 from .findings import Key
+from .replay import MalformedReplay, Replay
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -56,6 +57,10 @@ class Known:
         """Whether a finding is this entry's."""
         clause, operation, situation = key
         return clause == self.clause and fnmatchcase(operation, self.operation) and fnmatchcase(situation, self.when)
+
+    def keeps_back(self, operation: str) -> bool:
+        """Whether the operation is not launched as often as others because of this entry."""
+        return self.never and fnmatchcase(operation, self.operation)
 
     def __str__(self) -> str:
         return f"{self.clause} in {self.operation} when {self.when} ({self.issue})"
@@ -95,6 +100,10 @@ def _entry(number: int, entry: Any, folder: Path) -> Known:
         given["replay"] = folder / given["replay"]
         if not given["replay"].is_file():
             raise MalformedKnownFailures(f"entry {number}: there is no replay {given['replay']}")
+        try:
+            Replay.read(given["replay"])
+        except MalformedReplay as error:
+            raise MalformedKnownFailures(f"entry {number}: {given['replay']}: {error}") from None
     return Known(**given)
 
 

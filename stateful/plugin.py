@@ -94,6 +94,8 @@ def pytest_configure(config: pytest.Config) -> None:
     subject = config.getoption("--kv-subject")
     if subject != DEFAULT.subject:
         try_import(subject)
+    if config.getoption("--kv-known-failures"):
+        try_reading(config.getoption("--kv-known-failures"))
     if config.getoption("--kv-database"):
         share_database(config.getoption("--kv-database"))
     config.stash[BEFORE] = options.current
@@ -162,3 +164,15 @@ def try_import(subject: str) -> None:
         load_subject(subject)
     except UnknownSubject as error:
         raise pytest.UsageError(f"--kv-subject: {error}") from None
+
+
+def try_reading(path: str) -> None:
+    """Refuse a file of known failures that cannot be read here and now."""
+    from .known_failures import MalformedKnownFailures, read_known_failures
+
+    try:
+        read_known_failures(path)
+    except OSError as error:
+        raise pytest.UsageError(f"--kv-known-failures {path}: {error.strerror}") from None
+    except MalformedKnownFailures as error:
+        raise pytest.UsageError(f"--kv-known-failures {path}: {error}") from None
