@@ -65,8 +65,8 @@ WEIGHTS = {
     "free_window": 14,
     "alloc_logical_only": 12,
     "alloc_device_buffer": 16,
-    "free": 7,
-    "free_segment": 9,
+    "free": 5,
+    "free_segment": 7,
     "clear": 1,
 }
 """Growth outweighs release, so that pools run full and shortages are met; a shortage costs one refused step."""
