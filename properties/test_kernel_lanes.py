@@ -188,6 +188,15 @@ READS: dict[str, Callable[[torch.Tensor], Any]] = {
     "unique": lambda t: torch.unique(t),
     "numpy": lambda t: np.asarray(t),
     "text": lambda t: f"{t}",
+    "where": lambda t: torch.where(t > 1),
+    "repeats": lambda t: t.repeat_interleave(t),
+}
+
+STAYS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "to": lambda t: t.to(torch.int32),
+    "an index": lambda t: t[t],
+    "where": lambda t: torch.where(t > 1, t, 0),
+    "repeats": lambda t: t.repeat_interleave(t, output_size=3),
 }
 
 
@@ -197,6 +206,14 @@ def test_the_mode_refuses(read: str, device: str) -> None:
     # TypeError: what numpy makes of a tensor on a GPU. RuntimeError: PyTorch's own check there.
     with no_device_reads(device), pytest.raises((DeviceRead, RuntimeError, TypeError)):
         READS[read](tensor)
+
+
+@pytest.mark.parametrize("call", STAYS)
+def test_the_mode_lets_pass_what_stays_on_the_device(call: str, device: str) -> None:
+    tensor = torch.arange(3, device=tensor_device(device))
+    with no_device_reads(device):
+        result = STAYS[call](tensor)
+    assert result.device == tensor.device
 
 
 def test_the_mode_refuses_the_references_in_place_of_kernels(device: str) -> None:

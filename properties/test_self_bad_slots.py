@@ -39,6 +39,8 @@ SLOT_BAD: dict[str, tuple[type[ContractError], str, str, Callable[[PagedAllocato
     "free_floats": (BadArgument, "KV-15", "slots", lambda a: a.free(torch.tensor([4.0]))),
     "free_a_matrix": (BadArgument, "KV-15", "slots", lambda a: a.free(torch.ones(2, 2, dtype=torch.int64))),
     "segment_from_mid_page": (BadArgument, "KV-15", "start_pos", lambda a: a.free_segment(slots(5, 6), 1)),
+    "segment_from_a_float": (BadArgument, "KV-15", "start_pos", lambda a: a.free_segment(slots(4, 5, 6, 7), FOUR)),
+    "segment_from_a_negative": (BadArgument, "KV-15", "start_pos", lambda a: a.free_segment(slots(4, 5, 6, 7), -4)),
 }  # fmt: skip
 
 SLOT_BAD_BY_VALUE: dict[str, tuple[type[ContractError], str, str, Callable[[PagedAllocator], Any]]] = {
@@ -52,6 +54,8 @@ SLOT_BAD_BY_VALUE: dict[str, tuple[type[ContractError], str, str, Callable[[Page
     "free_a_slot_not_handed_out": (ForeignSlot, "KV-15", "slots", lambda a: a.free(slots(8, 9, 10))),
     "segment_over_a_gap": (BadArgument, "KV-15", "slots", lambda a: a.free_segment(slots(4, 6, 5, 7), 0)),
     "segment_in_pieces": (BadArgument, "KV-15", "slots", lambda a: a.free_segment(slots(4, 5), 0)),
+    "give_back_what_is_free": (DoubleFree, "KV-8", "pages", lambda a: a.give_back(slots(1, 7))),
+    "give_back_a_page_twice": (DoubleFree, "KV-8", "pages", lambda a: a.give_back(slots(1, 1))),
     "extend_without_its_last_slot": (BadArgument, "KV-15", "last_loc", lambda a: a.alloc_extend([6], [8], slots(-1))),
     "extend_from_the_wrong_offset": (
         BadArgument, "KV-15", "last_loc", lambda a: a.alloc_extend([6], [8], slots(8)),

@@ -85,10 +85,12 @@ def test_what_is_queued_is_not_available_before_the_group_closes(checked: bool, 
 @pytest.mark.parametrize("checked", [False, True])
 def test_a_second_begin_and_an_end_without_a_begin_are_refused_and_lose_nothing(checked: bool) -> None:
     allocator, held = holding(checked)
-    assert unchanged(allocator, BadArgument, allocator.free_group_end).clause == "KV-11"
+    error = unchanged(allocator, BadArgument, allocator.free_group_end)
+    assert (error.clause, error.argument, error.message) == ("KV-11", "free_group", "is not open")
     allocator.free_group_begin()
     allocator.free(held[:8])
-    assert unchanged(allocator, BadArgument, allocator.free_group_begin).argument == "free_group"
+    error = unchanged(allocator, BadArgument, allocator.free_group_begin)
+    assert (error.argument, error.message) == ("free_group", "is open already; groups do not nest")
     allocator.free(held[8:])
     allocator.free_group_end()
     assert listed(allocator) == list(range(1, 9))

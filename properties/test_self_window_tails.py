@@ -143,3 +143,13 @@ def test_whatever_its_state_a_request_gives_back_what_it_has_of_both_pools_and_o
     leave(manager, running)
     assert free_sets(manager) == [everything] * 2
     assert not manager.window_map.any()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_floor_keeps_behind_an_open_hole_comes_back_once(device: str, way: str) -> None:
+    manager = windowed(device, 4, floor=12)
+    req = prealloc(manager, Req("r", range(30)), 24, 8)
+    assert live(manager, req)[-4:] == [2, 3, 4, 5]
+    WAYS[way](manager, req)
+    sound(manager)
+    assert counts(manager) == [16, 16]
