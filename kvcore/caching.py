@@ -64,6 +64,5 @@ def evict_from_tree_cache(manager: KVCacheManager, num_tokens: int) -> int:
     if cache is None:
         return 0
     pages = min(pages, cache.evictable_pages)
-    if pages:
-        manager.evict(pages)
+    manager.evict(pages)
     return pages * manager.page_size

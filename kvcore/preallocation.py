@@ -98,7 +98,7 @@ def plan_prealloc(
     keys, hits = look_up(manager, [req], end - 1)
     hit = hits[0].pages * manager.page_size if hits else 0
     total = hit if total_prefix_len is None else arguments.integer("total_prefix_len", total_prefix_len, hit, fill)
-    if total > hit and total % manager.page_size:
+    if total % manager.page_size:
         raise BadArgument(
             "KV-15", "total_prefix_len", f"is {total}; past the hit of {hit} it has to be a multiple of the page size"
         )

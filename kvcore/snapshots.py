@@ -233,4 +233,4 @@ def digest_of_extra_key(extra_key: Hashable) -> int:
 
 
 def _to_host(tensor: torch.Tensor) -> NDArray[Any]:
-    return (tensor if tensor.device.type == "cpu" else tensor.cpu()).numpy()
+    return tensor.cpu().numpy()

@@ -197,8 +197,8 @@ class RadixCache:
     def _root(self, extra_key: Hashable) -> Node:
         root = self.roots.get(extra_key)
         if root is None:
-            nothing = np.zeros((0, self.page_size), dtype=np.int64 if self.bigram else np.int32)
-            root = self.roots[extra_key] = Root(extra_key, nothing, self._no_pages)
+            # Of a root's key nobody reads more than that it is empty.
+            root = self.roots[extra_key] = Root(extra_key, np.zeros((0, self.page_size)), self._no_pages)
         return root
 
     def _cut_behind(self, hit: Hit) -> Node:

@@ -54,8 +54,8 @@ class WindowedCache(RadixCache):
             first = max(hit.pages - self.window_pages, 0)
             for node, pages in hit.path:
                 if not node.window_locks and node.begin + pages > first:
-                    begin = max(first, node.begin + node.dead)
-                    pinned.update((id(node), page) for page in range(begin, node.begin + pages))
+                    # None of these is dead: a hit ends with a whole live window.
+                    pinned.update((id(node), page) for page in range(max(first, node.begin), node.begin + pages))
         return len(pinned)
 
     def claim(self, row: int, key: Key, extra_key: Hashable = None) -> list[torch.Tensor]:
