@@ -91,6 +91,7 @@ class Runner:
         if capabilities_of(self.subject).level != config.level:
             raise WrongLevel(f"the subject does not offer the {config.level} level")
         self.reach = Reach() if reach is None else reach
+        self._foreseen: tuple[Operation | None, Verdict] = None, Legal()  # what `situation` was asked of last
         slots = config.level == "slots"
         self.ledger: Any = SlotLedger(config) if slots else Ledger(config)
         usual: type[Any] = SlotChecker if slots else TouchedChecker if config.is_large else FullChecker
@@ -107,11 +108,16 @@ class Runner:
 
     def situation(self, operation: Operation) -> str:
         """What would be expected of the operation now, in words."""
-        return situation_of(operation, self.ledger.expected(operation), self.ledger)
+        verdict = self.ledger.expected(operation)
+        self._foreseen = operation, verdict
+        return situation_of(operation, verdict, self.ledger)
 
     def step(self, operation: Operation) -> Outcome:
         """Perform one operation; Broken if the subject does anything but what the ledger expects."""
-        verdict = self.ledger.expected(operation)
+        foreseen, verdict = self._foreseen
+        if foreseen is not operation:
+            verdict = self.ledger.expected(operation)
+        self._foreseen = None, verdict
         situation = situation_of(operation, verdict, self.ledger)
         try:
             return self._step(operation, verdict)

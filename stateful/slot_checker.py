@@ -14,6 +14,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..auditing import Violation
 from ..snapshots import PoolState
@@ -25,6 +26,9 @@ from .stamps import content_of
 from .subjects.observed import shows_pages, shows_queue
 from .verdicts import Broken, Held, Legal
 
+Int64 = NDArray[np.int64]
+_NOTHING = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+
 
 class SlotChecker(StateChecker):
     """What is free is exactly what nobody holds, maps are exact, and every held slot keeps its stamp."""
@@ -34,6 +38,7 @@ class SlotChecker(StateChecker):
     def __init__(self, subject: Any, ledger: SlotLedger, checks: Counter[str]) -> None:
         super().__init__(subject, ledger, checks)
         self.content = np.zeros((ledger.config.num_pages + 1) * ledger.config.page_size, dtype=np.int64)
+        self.written: dict[int, tuple[Int64, Int64]] = {}  # of each number: its slots by position, and their stamps
         self.sees_pages, self.sees_queue = shows_pages(subject), shows_queue(subject)
 
     def after(self, operation: Operation, verdict: Legal) -> None:
@@ -48,21 +53,37 @@ class SlotChecker(StateChecker):
         if second is not None and second.names[1] in self.state.maps:
             self.checks["KV-10"] += 1
             second.check(self.ledger.live, self.state, self.ledger.pages)
-        for growth in verdict.growth:
-            held_by = self.ledger.live.get(growth.request)
-            if held_by is not None:
-                position = np.arange(growth.start, growth.end)
-                self.content[self._slots(held_by, position)] = content_of(growth.request, position)
-        for number, held_by in self.ledger.live.items():
-            position = np.arange(held_by.allocated)
-            if (self.content[self._slots(held_by, position)] != content_of(number, position)).any():
-                raise Broken(
-                    "KV-1", f"a slot of request {number} holds what another one wrote", pages=tuple(held_by.pages)
-                )
+        self._stamps(verdict)
 
-    def _slots(self, held: Held, position: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
+    def _stamps(self, verdict: Legal) -> None:
+        """Write the stamps of what a call has lengthened, then read those of every held slot."""
+        live, written = self.ledger.live, self.written
+        for number in [number for number in written if number not in live]:
+            del written[number]
+        for number, (slots, stamps) in written.items():
+            if len(slots) > live[number].allocated:
+                written[number] = slots[: live[number].allocated], stamps[: live[number].allocated]
+        for growth in verdict.growth:
+            held = live.get(growth.request)
+            if held is not None and growth.end > growth.start:
+                position = np.arange(growth.start, growth.end)
+                slots, stamps = self._slots(held, position), content_of(growth.request, position)
+                self.content[slots] = stamps
+                before = written.get(growth.request, _NOTHING)
+                written[growth.request] = np.concatenate((before[0], slots)), np.concatenate((before[1], stamps))
+        if not written:
+            return
+        slots, stamps = (np.concatenate(parts) for parts in zip(*written.values(), strict=True))
+        if (self.content[slots] != stamps).any():
+            number = next(number for number, (own, right) in written.items() if (self.content[own] != right).any())
+            told = f"a slot of request {number} holds what another one wrote"
+            raise Broken("KV-1", told, pages=tuple(live[number].pages))
+
+    def _slots(self, held: Held, position: Int64) -> Int64:
         size = self.ledger.config.page_size
-        return np.array(held.pages, dtype=np.int64)[position // size] * size + position % size
+        first = int(position[0]) // size
+        slots: Int64 = np.array(held.pages[first:], dtype=np.int64)[position // size - first] * size + position % size
+        return slots
 
     def _pool(self, operation: Operation, name: str, pool: PoolState, pages: PageLedger) -> None:
         """The pages that a pool lists are those that nobody holds, each once."""

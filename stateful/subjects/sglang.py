@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...kernels.devices import tensor_device
@@ -100,10 +101,10 @@ class _Slots:
         return None if out is None else out.cpu().numpy()
 
     def tensor(self, values: Sequence[int]) -> Any:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
+        return torch.from_numpy(np.array(values, dtype=np.int64)).to(self.device)
 
     def both(self, values: Sequence[int]) -> tuple[Any, Any]:
-        return self.tensor(values), torch.tensor(values, dtype=torch.int64)
+        return self.tensor(values), torch.from_numpy(np.array(values, dtype=np.int64))
 
     def lengths(self, prefix_lens: Sequence[int], seq_lens: Sequence[int], last_loc: Sequence[int]) -> tuple[Any, ...]:
         count = sum(seq_lens) - sum(prefix_lens)
