@@ -20,7 +20,7 @@ def kv(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_broken_subject_ends_with_1_a_replay_file_and_json(tmp_path: Path) -> None:
     subject = "kvcore.stateful.faults:a_page_freed_twice"
-    done = kv("check", "--subject", subject, "-n", "1", "--json", "out.json", cwd=tmp_path)
+    done = kv("check", "-x", "--subject", subject, "-n", "1", "--json", "out.json", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     (path,) = tmp_path.glob("kvcore-*.replay")
     data = json.loads((tmp_path / "out.json").read_text())
