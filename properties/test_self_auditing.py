@@ -125,6 +125,35 @@ def test_of_a_record_that_is_wrong_nothing_else_is_said() -> None:
     assert audit(state) == [Violation("KV-4", message, rows=(2,))]
 
 
+# Row 1 has 4, 10 and 10 tokens protected, committed and allocated, and no hole.
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("protected", 2), ("protected", -4), ("protected", 12), ("committed", 3), ("committed", 11), ("allocated", 17),
+        ("cursor", 2), ("cursor", -4), ("cursor", 12), ("hole_lo", 4), ("hole_hi", 4), ("hole_hi", 8),
+    ],
+)  # fmt: skip
+def test_a_record_out_of_bounds_is_shown_with_its_row(field: str, value: int) -> None:
+    state = with_record(cached(), field, 1, value)
+    message = f"row 1 has the record {state.record(1)}, row width 16"
+    assert audit(state) == [Violation("KV-4", message, rows=(1,))]
+
+
+def with_cached(field: str, value: int) -> Snapshot:
+    state = cached()
+    state.cache[CACHE_FIELDS.index(field), 1] = value
+    return state
+
+
+def test_what_the_cache_has_wrong_is_told_with_the_row_that_relies_on_it() -> None:
+    told = "row 1 (a) protects pages that are not cached at their place"
+    follows = Violation("KV-9", "cached page 1 does not follow on the page before it", (1,))
+    assert audit(with_cached("end", 8)) == [Violation("KV-9", told, rows=(1,)), follows]
+    told = "cached page 1 has 2 locks, 1 rows and leases hold it"
+    assert audit(with_cached("locks", 2)) == [Violation("KV-9", told, (1,))]
+    assert audit(replace(with_cached("locks", 2), leases=((1,),))) == []
+
+
 DIFFERENCES: dict[str, Callable[[Snapshot], Snapshot]] = {
     "pool full: free pages": lambda s: with_free(s, "full", 5, 6, 8, 7),
     "bound": lambda s: replace(s, bound={1: "a", 2: "z"}),

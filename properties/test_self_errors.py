@@ -25,6 +25,11 @@ def test_an_error_comes_out_of_another_process_as_it_was(error: KVCacheError) ->
     assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
 
 
+def test_a_shortage_is_counted_in_what_the_pool_consists_of() -> None:
+    assert "needs 5 pages, 3 are free and 1 reclaimable" in str(KVCacheOutOfMemory("full", 5, 3, 1))
+    assert "needs 5 rows, 3 are free and 0 reclaimable" in str(KVCacheOutOfMemory("rows", 5, 3))
+
+
 def test_a_refusal_names_the_requests_that_it_is_about_and_no_others(device: str) -> None:
     manager, elsewhere = plain(device), plain(device)
     running, gone, new, foreign = (Req(rid, range(20)) for rid in ("running", "gone", "new", "foreign"))
