@@ -64,9 +64,9 @@ def minimize(failure: Failure, factory: Callable[[Configuration], Any], *, budge
 
 def is_alike(found: Failure, failure: Failure) -> bool:
     """Whether it is the same failure: the same clause, and of a slot allocator, which can have several faults in one
-    clause, the same operation in the same situation."""
+    clause, the same operation in the same situation, to be refused in the same way."""
     if failure.config.level == "slots":
-        return found.broken.key == failure.broken.key
+        return found.broken.key == failure.broken.key and found.broken.refusal == failure.broken.refusal
     return found.broken.clause == failure.broken.clause
 
 

@@ -124,6 +124,7 @@ class Runner:
         except Broken as broken:
             self.reach.checks[broken.clause] += 1
             broken.operation, broken.situation = name_of(operation), situation
+            broken.refusal = f"{verdict}" if isinstance(verdict, Bad) else ""
             broken.asked = broken.clause in self.subject.capabilities.asked
             raise
 

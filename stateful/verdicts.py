@@ -92,12 +92,17 @@ class Broken(AssertionError):
         self.clause, self.message, self.pages, self.rows = clause, message, pages, rows
         self.failure: Any = None  # the sequence, where a machine has raised it
         self.operation = self.situation = ""  # in which operation, and what was expected of it, in words
+        self.refusal = ""  # of a call that cannot be right: how it has to be refused
         self.asked = True  # of this subject; what is not asked of it is no finding
         super().__init__(f"{clause}: {message}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        there = {"operation": self.operation, "situation": self.situation, "asked": self.asked}
-        return type(self), (self.clause, self.message, self.pages, self.rows), there
+        told = ("operation", "situation", "refusal", "asked")
+        return (
+            type(self),
+            (self.clause, self.message, self.pages, self.rows),
+            {name: getattr(self, name) for name in told},
+        )
 
     @property
     def key(self) -> tuple[str, str, str]:

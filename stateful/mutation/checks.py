@@ -23,20 +23,13 @@ from .sample import ROOT, import_name
 Begin = Callable[[str], None]
 Check = tuple[str, Callable[[Begin], None]]
 
-LEFT_OUT = {
-    *("test_self_packaging.py", "test_self_command_line.py", "test_self_gallery.py", "test_self_readme.py"),
-    *("test_self_canaries.py", "test_self_broken_kernels.py", "test_self_check_kernel.py", "test_self_mutation.py"),
-    *("test_soak.py", "test_machines.py"),
-}
-"""Tests that start processes of their own, ask whether faults are found, or do what the soak of this module does."""
-
-TRACES = "test_self_workload"
-"""Left out, too: in the time that they take, the soak does more."""
+LEFT_OUT = {"test_self_broken_kernels.py", "test_self_check_kernel.py"}
+"""Tests that ask whether faults are found: of the suite, not of the core."""
 
 OF_KERNELS = {"test_kernel_lanes.py", "test_kernels.py", "test_self_kernels.py"}
 """The tests of the interpreter's lane, and of no other."""
 
-SLOW = {"test_self_minimize.py", "test_kernels.py"}
+SLOW = {"test_kernels.py"}
 """Tests that take long for what they say of the core: last."""
 
 TOO_MUCH = "the_cpu_lane or in_the_interpreter or says_why_it_is_not_to_be_had or thousand"
@@ -116,10 +109,9 @@ def tests_of(lane: str, module: str) -> tuple[list[Path], list[Path]]:
         text = path.read_text()
         return importing.search(text) is None, len(text)
 
-    files = sorted(ROOT.glob("properties/test_*.py")) + sorted(ROOT.glob("stateful/test_*.py"))
+    files = sorted(ROOT.glob("properties/test_*.py"))  # those of stateful/ are about the suite; its soak is a check
     for path in sorted(files, key=distance):
-        left_out = path.name in LEFT_OUT or path.name.startswith(TRACES)
-        if not left_out and (path.name in OF_KERNELS) == (lane != "cpu"):
+        if path.name not in LEFT_OUT and (path.name in OF_KERNELS) == (lane != "cpu"):
             (slow if path.name in SLOW else fast).append(path)
     return fast, slow
 
@@ -128,6 +120,8 @@ def pass_tests(lane: str, files: list[Path], begin: Begin) -> None:
     """The tests of these files in this process, up to the first that fails."""
     import pytest
 
+    if not files:
+        return
     sys.argv = ["pytest"]
     status = pytest.main(
         [
