@@ -198,6 +198,7 @@ class AllocatorMachine(Machine):
     alloc = _rule("alloc", SLOT_POSSIBLE)
     alloc_extend = _rule("alloc_extend", SLOT_POSSIBLE)
     alloc_decode = _rule("alloc_decode", SLOT_POSSIBLE)
+    alloc_draft = _rule("alloc_draft", SLOT_POSSIBLE)
     alloc_extend_tail = _rule("alloc_extend_tail", SLOT_POSSIBLE)
     free_window = _rule("free_window", SLOT_POSSIBLE)
     alloc_logical_only = _rule("alloc_logical_only", SLOT_POSSIBLE)

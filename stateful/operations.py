@@ -251,6 +251,15 @@ class AllocExtend(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class AllocDraft(Operation):
+    """Slot level: slots for a draft, from the length of each to seq_lens, all given back before the call returns."""
+
+    name: ClassVar[str] = "alloc_draft"
+    requests: Numbers
+    seq_lens: Numbers
+
+
+@dataclass(frozen=True, slots=True)
 class AllocDecode(Operation):
     """Slot level: one more token each."""
 
@@ -347,7 +356,7 @@ ENGINE_OPERATIONS = (
     PreallocHisparse, SwapOut, DeviceBuffer, BindNewest, DropBackup,
 )  # fmt: skip
 SLOT_OPERATIONS = (
-    Alloc, AllocExtend, AllocDecode, Free, FreeSegment, Clear, FreeGroupBegin, FreeGroupEnd,
+    Alloc, AllocExtend, AllocDecode, AllocDraft, Free, FreeSegment, Clear, FreeGroupBegin, FreeGroupEnd,
     AllocExtendTail, FreeWindow, AllocLogicalOnly, AllocDeviceBuffer,
 )  # fmt: skip
 BY_NAME: dict[str, type[Operation]] = {c.name: c for c in (*ENGINE_OPERATIONS, *SLOT_OPERATIONS, RawCall)}

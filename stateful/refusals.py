@@ -20,7 +20,7 @@ from .subjects.observed import integers
 from .subjects.protocol import Capabilities
 from .verdicts import Bad, Broken, Crashed, Done, Legal, Outcome, Refused, Short, Verdict
 
-RETURNS_SLOTS = ("alloc", "alloc_extend", "alloc_decode", "alloc_extend_tail", "alloc_logical_only",
+RETURNS_SLOTS = ("alloc", "alloc_extend", "alloc_decode", "alloc_draft", "alloc_extend_tail", "alloc_logical_only",
                  "alloc_device_buffer")  # fmt: skip
 """Operations of the slot level that return slots, so that None instead of them is a refusal."""
 

@@ -11,6 +11,7 @@ from .operations import (
     Alloc,
     AllocDecode,
     AllocDeviceBuffer,
+    AllocDraft,
     AllocExtend,
     AllocExtendTail,
     AllocLogicalOnly,
@@ -34,6 +35,9 @@ def call_slots(subject: Any, ledger: SlotLedger, operation: Operation) -> Any:
         case AllocExtend(requests, seq_lens):
             prefix_lens = [ledger.get(number).allocated for number in requests]
             return subject.alloc_extend(prefix_lens, seq_lens, [ledger.last_loc(number) for number in requests])
+        case AllocDraft(requests, seq_lens):
+            prefix_lens = [ledger.get(number).allocated for number in requests]
+            return subject.alloc_draft(prefix_lens, seq_lens, [ledger.last_loc(number) for number in requests])
         case AllocLogicalOnly(requests, seq_lens):
             prefix_lens = [ledger.get(number).allocated for number in requests]
             return subject.alloc_logical_only(prefix_lens, seq_lens, [ledger.last_loc(number) for number in requests])

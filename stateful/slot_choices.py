@@ -7,6 +7,7 @@ from .operations import (
     Alloc,
     AllocDecode,
     AllocDeviceBuffer,
+    AllocDraft,
     AllocExtend,
     AllocExtendTail,
     AllocLogicalOnly,
@@ -74,6 +75,11 @@ def _alloc_extend(ledger: SlotLedger, who: int, many: int, much: int) -> Operati
     return AllocExtend(requests, _lengths(ledger, requests, much))
 
 
+def _alloc_draft(ledger: SlotLedger, who: int, many: int, much: int) -> Operation:
+    requests = members(_resident(ledger), who, many)
+    return AllocDraft(requests, _lengths(ledger, requests, much))
+
+
 def _alloc_logical_only(ledger: SlotLedger, who: int, many: int, much: int) -> Operation:
     requests = members(_with_new(ledger, _offloaded(ledger), many), who, many)
     return AllocLogicalOnly(requests, _lengths(ledger, requests, much))
@@ -127,6 +133,7 @@ SLOT_POSSIBLE: Possible = {
     "alloc": lambda ledger: True,
     "alloc_extend": lambda ledger: True,
     "alloc_decode": _decodable,
+    "alloc_draft": lambda ledger: ledger.config.hisparse is None and not group_is_open(ledger) and _resident(ledger),
     "alloc_extend_tail": lambda ledger: ledger.config.window is not None,
     "free_window": lambda ledger: ledger.config.window is not None and _windowed(ledger),
     "alloc_logical_only": lambda ledger: ledger.config.hisparse is not None,
@@ -142,6 +149,7 @@ SLOT_PICK: Pick = {
     "alloc": _alloc,
     "alloc_extend": _alloc_extend,
     "alloc_decode": _alloc_decode,
+    "alloc_draft": _alloc_draft,
     "alloc_extend_tail": _alloc_extend_tail,
     "free_window": _free_window,
     "alloc_logical_only": _alloc_logical_only,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from .operations import (
     Alloc,
     AllocDecode,
     AllocDeviceBuffer,
+    AllocDraft,
     AllocExtend,
     AllocExtendTail,
     AllocLogicalOnly,
@@ -78,6 +80,11 @@ class SlotLedger:
                 return self._room_for((Growth(number, start, start + tokens, start + tokens),))
             case AllocExtend(requests=requests, seq_lens=seq_lens):
                 return self._extend(requests, seq_lens, resident=True)
+            case AllocDraft(requests=requests, seq_lens=seq_lens):
+                if self._is_hisparse or self.pages.group_open:
+                    return Bad(BadArgument, "requests")
+                verdict = self._extend(requests, seq_lens, resident=True)
+                return verdict._replace(growth=(), touched=requests) if isinstance(verdict, Legal) else verdict
             case AllocLogicalOnly(requests=requests, seq_lens=seq_lens):
                 return self._extend(requests, seq_lens, resident=False)
             case AllocExtendTail(request=number, seq_len=seq, tail=tail):
@@ -142,6 +149,8 @@ class SlotLedger:
             case AllocDeviceBuffer(request=number) if second is not None:
                 second.buffer(self.live[number], out)
                 return
+            case AllocDraft(requests=requests, seq_lens=seq_lens):
+                self._draft(requests, seq_lens, out)
         at = 0
         for growth in verdict.growth:
             held = self.live.setdefault(growth.request, Held(growth.request, bound=True))
@@ -206,6 +215,18 @@ class SlotLedger:
         if not all(fits):
             return Bad(BadArgument, "last_loc")
         return self._room_for(growth, window_from=0 if resident else sys.maxsize)
+
+    def _draft(self, requests: Sequence[int], seq_lens: Sequence[int], out: NDArray[np.int64]) -> None:
+        """The slots of a draft: as good as those of an extend, and nobody's afterwards."""
+        at, drafted = 0, []
+        for number, seq in zip(requests, seq_lens, strict=True):
+            held = self.get(number)
+            longer = replace(held, pages=list(held.pages))
+            count = seq - held.allocated
+            self.pages.grow(longer, held.allocated, seq, out[at : at + count])
+            drafted += longer.pages[len(held.pages) :]
+            at += count
+        self.pages.give_back(drafted)
 
     def _device_buffer(self, number: int, tokens: int) -> Verdict:
         held, size = self.get(number), self.config.page_size

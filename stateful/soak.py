@@ -61,6 +61,7 @@ WEIGHTS = {
     "alloc": 10,
     "alloc_extend": 30,
     "alloc_decode": 30,
+    "alloc_draft": 12,
     "alloc_extend_tail": 12,
     "free_window": 14,
     "alloc_logical_only": 12,

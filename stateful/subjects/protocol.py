@@ -215,6 +215,9 @@ class SlotAllocator(Subject, Protocol):
     def alloc_decode(self, seq_lens: Sequence[int], last_loc: Sequence[int]) -> Int64:
         """Position seq - 1 of each."""
 
+    def alloc_draft(self, prefix_lens: Sequence[int], seq_lens: Sequence[int], last_loc: Sequence[int]) -> Int64:
+        """As alloc_extend, for a speculative draft: all of it is given back before this returns."""
+
     def free(self, slots: Sequence[int]) -> None:
         """All slots of some requests, in any order."""
 
