@@ -155,7 +155,7 @@ def a_draft_on_pages_that_are_held(self: KvcoreSlots, *call: Any) -> Any:
 Fault = Callable[..., Any]
 FAULTS: list[tuple[type[KvcoreSlots], type[Any], str, Fault, str, str]] = [
     (Windowed, KvcoreSlots, "alloc_draft", a_draft_that_leaves_its_map, "KV-10", "alloc_draft"),
-    (Windowed, KvcoreSlots, "alloc_draft", a_draft_that_keeps_a_page, "KV-1", "alloc_draft"),
+    (Windowed, KvcoreSlots, "alloc_draft", a_draft_that_keeps_a_page, "KV-5", "alloc_draft"),
     (Windowed, KvcoreSlots, "alloc_draft", a_draft_on_pages_that_are_held, "KV-1", "alloc_draft"),
     (Windowed, WindowedAllocator, "alloc_decode", decode_asks_the_second_pool_after_it_took, "KV-7", "alloc_decode"),
     (
