@@ -8,8 +8,10 @@ file is run in a process of its own, with the subject `kvpeers:ENGINE_FAMILY`.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +24,9 @@ from .replay import Replay
 PEERS = Path(__file__).parent / "peers"
 FINDINGS = Path(__file__).absolute().parents[2] / "docs" / "findings.md"
 FILES = sorted(PEERS.glob("*/*.toml"))
-SCRIPTS = sorted(PEERS.glob("*/*.py"))
+SHARED = sorted(PEERS.glob("*/alone.py"))
+SCRIPTS = sorted(set(PEERS.glob("*/*.py")) - set(SHARED))
+TOLD = re.compile(r'^### <a id="(\w+)">|^- `(\w+)`( \(script\))?, ([\d., ]+):', re.MULTILINE)
 NAMES = {"sglang": "SGLang", "vllm": "vLLM"}
 
 REPLAY = """
@@ -38,8 +42,10 @@ for told in stale(known, [], {{entry: replay_of(entry, factory, {device!r}) for 
 """
 SCRIPT = """
 import runpy
+import sys
 import kvpeers
 kvpeers.{boot}
+sys.path.insert(0, {folder!r})
 runpy.run_path({file!r}, run_name="__main__")
 """
 
@@ -55,13 +61,28 @@ def in_engine(folder: str, code: str, **variables: str) -> subprocess.CompletedP
     if root.name != folder or not root.is_dir() or importlib.util.find_spec("kvpeers") is None:
         pytest.skip(f"{NAMES[engine]} is not installed")
     boot = {"sglang": "sglang_token", "vllm": "vllm_blockpool"}[engine]
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code.replace("{boot}", boot)],
+    return subprocess.run(  # -B: what stands in the folders is packed, so no byte code is left in them
+        [sys.executable, "-B", "-W", "ignore", "-c", code.replace("{boot}", boot)],
         env=os.environ | variables,
         text=True,
         capture_output=True,
         timeout=300,
     )
+
+
+def in_findings() -> dict[str, tuple[str, bool, set[str]]]:
+    """What docs/findings.md says of every replay: its section, whether it has scripts, and the releases."""
+    found, section = {}, ""
+    for begun, replay, script, releases in TOLD.findall(FINDINGS.read_text(encoding="utf-8")):
+        section = begun or section
+        if replay:
+            found[replay] = section, bool(script), set(releases.split(", "))
+    return found
+
+
+def releases_of(name: str) -> set[str]:
+    """The releases in whose folders there is a file of this name."""
+    return {path.parent.name.partition("-")[2] for path in PEERS.glob(f"*/{name}")}
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -85,7 +106,30 @@ def test_every_replay_belongs_to_an_entry_and_every_script_to_a_replay() -> None
     assert named == set(PEERS.glob("*/*.replay"))
     for script in SCRIPTS:
         assert script.with_suffix(".replay") in named
-        compile(script.read_text(encoding="utf-8"), str(script), "exec")
+
+
+def test_the_findings_tell_which_replays_there_are_and_which_have_scripts() -> None:
+    there = {path.stem: releases_of(path.name) for path in PEERS.glob("*/*.replay")}
+    assert {replay: releases for replay, (_, _, releases) in in_findings().items()} == there
+    with_script = {replay: releases for replay, (_, script, releases) in in_findings().items() if script}
+    assert with_script == {path.stem: releases_of(path.name) for path in SCRIPTS}
+
+
+def test_every_finding_of_a_release_has_a_script_for_each_allocator_that_shows_it() -> None:
+    def shown(path: Path) -> tuple[str, str, str]:
+        return path.parent.name, path.stem.partition("_")[0], in_findings()[path.stem][0]
+
+    assert {shown(path) for path in PEERS.glob("*/*.replay")} == {shown(path) for path in SCRIPTS}
+
+
+@pytest.mark.parametrize("path", [*SCRIPTS, *SHARED], ids=name_of)
+def test_a_script_is_short_and_needs_the_engine_alone(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        assert "kvcore" not in {name.partition(".")[0] for name in names}
+    assert path in SHARED or len(text.splitlines()) <= 16
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -101,5 +145,8 @@ def test_every_replay_still_fails_as_declared(path: Path) -> None:
 def test_every_script_shows_the_fault_in_the_engine_alone(folder: str) -> None:
     for script in (script for script in SCRIPTS if script.parent.name == folder):
         interpreted = "TRITON_INTERPRET=1" in script.read_text(encoding="utf-8")
-        done = in_engine(folder, SCRIPT.format(boot="{boot}", file=str(script)), TRITON_INTERPRET=str(int(interpreted)))
-        assert (done.returncode, bool(done.stdout)) == (1, True), f"{script.name}: {done.stdout}{done.stderr}"
+        code = SCRIPT.format(boot="{boot}", folder=str(script.parent), file=str(script))
+        done = in_engine(folder, code, TRITON_INTERPRET=str(int(interpreted)))
+        # A script that fails on its way ends with status 1, too.
+        shown = done.returncode == 1 and bool(done.stdout) and "Traceback" not in done.stderr
+        assert shown, f"{script.name}: {done.returncode} {done.stdout}{done.stderr}"

@@ -2,11 +2,10 @@
 
 import sys
 
-import torch
-from sglang.srt.hardware_backend.npu.allocator_npu import NPUPagedTokenToKVPoolAllocator
+from alone import decode, paged
 
-pool = NPUPagedTokenToKVPoolAllocator(16, 1, torch.float16, "cpu", None, False)
-row, three = pool.alloc(4), torch.tensor([3, 3])
-slots = pool.alloc_decode(three, three, row[1::2])
-print(f"two requests hold {row.tolist()}; a decode of both returns {slots.tolist()}, {pool.available_size()} are free")
-sys.exit(pool.available_size() != 10 or bool(set(slots.tolist()) & set(row.tolist())))
+pool = paged(16, 1)
+row = pool.alloc(4).tolist()
+slots = decode(pool, [3, 3], row[1::2]).tolist()
+print(f"two requests hold {row}; a decode of both returns {slots}, {pool.available_size()} are free")
+sys.exit(pool.available_size() != 10 or bool(set(slots) & set(row)))

@@ -2,16 +2,10 @@
 
 import sys
 
-import torch
-from sglang.srt.hardware_backend.npu.allocator_npu import NPUPagedTokenToKVPoolAllocator
+from alone import attempt, decode, paged
 
-pool = NPUPagedTokenToKVPoolAllocator(12, 4, torch.float16, "cpu", None, False)
+pool = paged(12, 4)
 row = pool.alloc(8)[:5]
-lens, last = torch.tensor([1, 6]), torch.tensor([-1, row[-1]])
-try:
-    slots = pool.alloc_decode(lens, lens, last)
-except IndexError as error:
-    print(f"one page is free and one is needed: {error}")
-    sys.exit(1)
-print(f"the decode returns {slots.tolist()}")
-sys.exit(0)
+slots = attempt(decode, pool, [1, 6], [-1, row[-1]])
+print(f"one page is free and one is needed: {slots!r}")
+sys.exit(isinstance(slots, IndexError))

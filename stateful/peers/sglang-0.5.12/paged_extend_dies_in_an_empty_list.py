@@ -4,14 +4,13 @@ import os
 import sys
 
 import torch
+from alone import extend
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
 
 pool = PagedTokenToKVPoolAllocator(4, 4, torch.float16, "cpu", None, False)
 pool.alloc(4)
-zero, one = torch.tensor([0]), torch.tensor([1])
-child = os.fork()
-if child == 0:
-    os._exit(pool.alloc_extend(zero, zero, one, one, torch.tensor([-1]), 1) is not None)
-_, status = os.waitpid(child, 0)
+if os.fork() == 0:
+    os._exit(extend(pool, [0], [1], [-1]) is not None)
+_, status = os.wait()
 print(f"extend in an empty pool: the process ends with {os.waitstatus_to_exitcode(status)}")
 sys.exit(os.WIFSIGNALED(status))

@@ -3,25 +3,10 @@
 import sys
 
 import torch
-from sglang.srt.mem_cache.allocator.hisparse import HiSparseTokenToKVPoolAllocator
+from alone import attempt, extend, hisparse
 
-
-class Pool:
-    """A pool without KV."""
-
-    def register_mapping(self, mapping):
-        self._translate_loc_to_hisparse_device = lambda slots: mapping[slots]
-
-
-pool = HiSparseTokenToKVPoolAllocator(16, 1, torch.float16, "cpu", Pool(), False, 2)
-logical, device = pool.logical_attn_allocator, pool.hisparse_attn_allocator
-logical.use_triton_kernels = device.use_triton_kernels = False
-logical.debug_mode = device.debug_mode = True
-one, two = torch.tensor([1]), torch.tensor([2])
-try:
-    slots = pool.alloc_extend(one, one, two, two, torch.tensor([-1]), 1)
-except AssertionError as error:
-    print(f"refused: {error!r}")
-    sys.exit(0)
-print(f"a request with a prefix of 1 and no last slot is extended to 2, and gets {slots.tolist()}")
-sys.exit(1)
+pool = hisparse(16, 1)
+pool.logical_attn_allocator.debug_mode = pool.hisparse_attn_allocator.debug_mode = True
+slots = attempt(extend, pool, [1], [2], [-1])
+print(f"a request with a prefix of 1 and no last slot is extended to 2: {slots!r}")
+sys.exit(isinstance(slots, torch.Tensor))

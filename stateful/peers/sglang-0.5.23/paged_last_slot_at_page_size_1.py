@@ -3,15 +3,10 @@
 import sys
 
 import torch
-from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
+from alone import attempt, extend, paged
 
-pool = PagedTokenToKVPoolAllocator(16, 1, torch.float16, "cpu", None, False)
-pool.debug_mode, pool.use_triton_kernels = True, False
-one, two = torch.tensor([1]), torch.tensor([2])
-try:
-    slots = pool.alloc_extend(one, one, two, two, torch.tensor([-1]), 1)
-except AssertionError as error:
-    print(f"refused: {error!r}")
-    sys.exit(0)
-print(f"a request with a prefix of 1 and no last slot is extended to 2, and gets {slots.tolist()}")
-sys.exit(1)
+pool = paged(16, 1)
+pool.debug_mode = True
+slots = attempt(extend, pool, [1], [2], [-1])
+print(f"a request with a prefix of 1 and no last slot is extended to 2: {slots!r}")
+sys.exit(isinstance(slots, torch.Tensor))

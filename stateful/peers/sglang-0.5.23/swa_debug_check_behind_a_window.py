@@ -2,39 +2,12 @@
 
 import sys
 
-import torch
-from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
-from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool
+from alone import attempt, decode, extend, swa
 
-
-class Pool(BaseSWAKVPool):
-    """A pool without KV."""
-
-    __init__ = object.__init__
-    full_kv_pool = swa_kv_pool = swa_req_ring_size = None
-
-    def register_mapping(self, mapping):
-        self.full_to_swa_index_mapping, self.translate_loc_from_full_to_swa = mapping, mapping.__getitem__
-
-
-Pool.__abstractmethods__ = frozenset()
-pool = SWATokenToKVPoolAllocator(32, 32, 4, torch.float16, "cpu", Pool(), False)
-full, window = pool.full_attn_allocator, pool.swa_attn_allocator
-full.use_triton_kernels = window.use_triton_kernels = False
-
-
-def extend(prefix, seq, last):
-    prefix, seq, last = map(torch.tensor, (prefix, seq, last))
-    return pool.alloc_extend(prefix, prefix, seq, seq, last, int((seq - prefix).sum()))
-
-
-full.debug_mode = window.debug_mode = True
-row, five = extend([0], [4], [-1]), torch.tensor([5])
+pool = swa(32, 32, 4)
+pool.full_attn_allocator.debug_mode = pool.swa_attn_allocator.debug_mode = True
+row = extend(pool, [0], [4], [-1])
 pool.free_swa(row)
-try:
-    slots = pool.alloc_decode(five, five, row[3:])
-except AssertionError as error:
-    print(f"a request of one page, whose window page has gone, cannot be decoded: {error!r}")
-    sys.exit(1)
-print(f"the decode returns {slots.tolist()}")
-sys.exit(0)
+slots = attempt(decode, pool, [5], row[3:])
+print(f"a decode of a request of one page, whose window page has gone: {slots!r}")
+sys.exit(isinstance(slots, AssertionError))

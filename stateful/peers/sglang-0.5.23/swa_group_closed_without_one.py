@@ -2,29 +2,9 @@
 
 import sys
 
-import torch
-from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
-from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool
+from alone import attempt, swa
 
-
-class Pool(BaseSWAKVPool):
-    """A pool without KV."""
-
-    __init__ = object.__init__
-    full_kv_pool = swa_kv_pool = swa_req_ring_size = None
-
-    def register_mapping(self, mapping):
-        self.full_to_swa_index_mapping, self.translate_loc_from_full_to_swa = mapping, mapping.__getitem__
-
-
-Pool.__abstractmethods__ = frozenset()
-pool = SWATokenToKVPoolAllocator(32, 32, 4, torch.float16, "cpu", Pool(), False)
-full, window = pool.full_attn_allocator, pool.swa_attn_allocator
-full.use_triton_kernels = window.use_triton_kernels = False
-try:
-    pool.free_group_end()
-except Exception as error:
-    print(f"refused: {error!r}")
-    sys.exit(0)
-print("free_group_end without free_group_begin returns")
-sys.exit(1)
+pool = swa(8, 8)
+ended = attempt(pool.free_group_end)
+print(f"free_group_end without free_group_begin: {ended!r}")
+sys.exit(not isinstance(ended, Exception))

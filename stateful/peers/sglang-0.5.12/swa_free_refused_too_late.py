@@ -1,0 +1,11 @@
+"""A free of what is free is noticed by an assertion that counts, once the list has changed."""
+
+import sys
+
+import torch
+from alone import attempt, swa
+
+pool = swa(8, 8)
+ended = attempt(pool.free, torch.tensor([1]))
+print(f"a free in an empty pool: {ended!r}; of 8 slots {pool.full_available_size()} are free")
+sys.exit(pool.full_available_size() != 8)

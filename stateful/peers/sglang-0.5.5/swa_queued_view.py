@@ -1,0 +1,15 @@
+"""A queued free keeps a view of the row: what is written there before the group ends is freed instead."""
+
+import sys
+
+from alone import swa
+
+pool = swa(8, 8)
+row = pool.alloc(2)
+pool.free_group_begin()
+pool.free(row[:1])
+row[0] = row[1]
+pool.free_group_end()
+listed = pool.full_attn_allocator.free_pages.tolist()
+print(f"slot 1 was freed and slot 2 is held; listed as free are {listed}")
+sys.exit(2 in listed)
