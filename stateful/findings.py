@@ -54,6 +54,7 @@ class Findings:
         self.left_out = set(left_out)
         self.new: dict[Key, Failure] = {}
         self.times: Counter[Key] = Counter()
+        self._fitting: dict[tuple[str, str], bool] = {}  # what has been compared with the patterns of left_out
         self._failed: Counter[tuple[str, str]] = Counter()
         self._journal: TextIO | None = None if journal is None else journal.open("w", encoding="utf-8")
 
@@ -74,6 +75,7 @@ class Findings:
         self._failed[key[1:]] += 1
         if self._failed[key[1:]] >= LEFT_OUT_AFTER:
             self.left_out.add(key[1:])
+            self._fitting.clear()
         return self.first and bool(self.new)
 
     def leaves_out(self, runner: Runner, operation: Operation) -> bool:
@@ -81,7 +83,10 @@ class Findings:
         if not self.left_out and self._journal is None:
             return False
         situation = runner.situation(operation)
-        if any(_fits(pair, (name_of(operation), situation)) for pair in self.left_out):
+        pair = name_of(operation), situation
+        if pair not in self._fitting:
+            self._fitting[pair] = any(_fits(pattern, pair) for pattern in self.left_out)
+        if self._fitting[pair]:
             return True
         if self._journal is not None:
             self._journal.write(f"{situation}\t{operation}\n")

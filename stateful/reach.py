@@ -102,15 +102,17 @@ class Reach:
         states = self.states
         if not ledger.pages.unheld:
             states["pool full"] += 1
-        if isinstance(ledger, SlotLedger) and ledger.second is not None:
-            states["second pool of slots full"] += not ledger.second.pages.unheld
-        if isinstance(ledger, Ledger):
-            self._of_pools(ledger, verdict)
         if len(ledger.live) >= 3:
             states["three or more live"] += 1
+        size = ledger.config.page_size
+        if isinstance(ledger, SlotLedger):
+            if ledger.second is not None:
+                states["second pool of slots full"] += not ledger.second.pages.unheld
+            states["partial tail"] += any(held.allocated % size for held in ledger.live.values())
+            return
+        self._of_pools(ledger, verdict)
         if ledger.config.is_large and self.steps % LOOKS_EVERY:
             return
-        size = ledger.config.page_size
         near = ledger.near_the_limit
         partial = over = full = hole = shared = leaf = cursor = False
         for held in ledger.live.values():

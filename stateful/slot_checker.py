@@ -22,23 +22,21 @@ from .checkers import StateChecker, named
 from .operations import Operation
 from .pages import PageLedger
 from .slot_ledger import SlotLedger
-from .stamps import content_of
 from .subjects.observed import shows_pages, shows_queue
 from .verdicts import Broken, Held, Legal
 
 Int64 = NDArray[np.int64]
-_NOTHING = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
 
 
 class SlotChecker(StateChecker):
-    """What is free is exactly what nobody holds, maps are exact, and every held slot keeps its stamp."""
+    """What is free is exactly what nobody holds, maps are exact, and every held slot bears one stamp."""
 
     ledger: SlotLedger
 
     def __init__(self, subject: Any, ledger: SlotLedger, checks: Counter[str]) -> None:
         super().__init__(subject, ledger, checks)
-        self.content = np.zeros((ledger.config.num_pages + 1) * ledger.config.page_size, dtype=np.int64)
-        self.written: dict[int, tuple[Int64, Int64]] = {}  # of each number: its slots by position, and their stamps
+        self.stamps = np.zeros((ledger.config.num_pages + 1) * ledger.config.page_size, dtype=np.int64)
+        self.written: dict[int, Int64] = {}  # the slots that bear a number's stamp, by position
         self.sees_pages, self.sees_queue = shows_pages(subject), shows_queue(subject)
 
     def after(self, operation: Operation, verdict: Legal) -> None:
@@ -56,34 +54,32 @@ class SlotChecker(StateChecker):
         self._stamps(verdict)
 
     def _stamps(self, verdict: Legal) -> None:
-        """Write the stamps of what a call has lengthened, then read those of every held slot."""
-        live, written = self.ledger.live, self.written
-        for number in [number for number in written if number not in live]:
-            del written[number]
-        for number, (slots, stamps) in written.items():
-            if len(slots) > live[number].allocated:
-                written[number] = slots[: live[number].allocated], stamps[: live[number].allocated]
+        """Take the stamps off what nobody holds any more, and put them on what a call has lengthened: where one is
+        still on, a slot has two holders."""
+        live, written, stamps = self.ledger.live, self.written, self.stamps
+        for number, slots in list(written.items()):
+            if number not in live:
+                stamps[written.pop(number)] = 0
+            elif (length := live[number].allocated) < len(slots):
+                stamps[slots[length:]] = 0
+                written[number] = slots[:length]
         for growth in verdict.growth:
             held = live.get(growth.request)
-            if held is not None and growth.end > growth.start:
-                position = np.arange(growth.start, growth.end)
-                slots, stamps = self._slots(held, position), content_of(growth.request, position)
-                self.content[slots] = stamps
-                before = written.get(growth.request, _NOTHING)
-                written[growth.request] = np.concatenate((before[0], slots)), np.concatenate((before[1], stamps))
-        if not written:
-            return
-        slots, stamps = (np.concatenate(parts) for parts in zip(*written.values(), strict=True))
-        if (self.content[slots] != stamps).any():
-            number = next(number for number, (own, right) in written.items() if (self.content[own] != right).any())
-            told = f"a slot of request {number} holds what another one wrote"
-            raise Broken("KV-1", told, pages=tuple(live[number].pages))
+            if held is None or growth.end == growth.start:
+                continue
+            slots = self._slots(held, growth.start, growth.end)
+            if (twice := stamps[slots]).any():
+                told = f"a slot of request {int(twice[twice > 0][0])} holds what request {growth.request} wrote"
+                raise Broken("KV-1", told, pages=tuple(held.pages))
+            stamps[slots] = growth.request
+            before = written.get(growth.request)
+            written[growth.request] = slots if before is None else np.concatenate((before, slots))
 
-    def _slots(self, held: Held, position: Int64) -> Int64:
+    def _slots(self, held: Held, start: int, end: int) -> Int64:
         size = self.ledger.config.page_size
-        first = int(position[0]) // size
-        slots: Int64 = np.array(held.pages[first:], dtype=np.int64)[position // size - first] * size + position % size
-        return slots
+        pages = np.array(held.pages[start // size :], dtype=np.int64) * size
+        slots: Int64 = (pages[:, None] + np.arange(size)).reshape(-1)
+        return slots[start % size : start % size + end - start]
 
     def _pool(self, operation: Operation, name: str, pool: PoolState, pages: PageLedger) -> None:
         """The pages that a pool lists are those that nobody holds, each once."""

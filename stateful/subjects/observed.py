@@ -24,13 +24,16 @@ from . import UnusableSubject, in_words
 
 Int64 = NDArray[np.int64]
 
+_NONE = np.zeros(0, dtype=np.int64)
+_NO_RECORDS, _NO_ROWS = np.zeros((len(FIELDS), 1), dtype=np.int64), np.zeros((1, 1), dtype=np.int32)
+
 
 def observer(subject: Any, pools: dict[str, int]) -> Callable[[], Snapshot]:
     """The function that reads the state; pools: name -> pages of each, in the order of `available()`."""
     if hasattr(subject, "snapshot"):
         snapshot: Callable[[], Snapshot] = subject.snapshot
         return snapshot
-    return lambda: _put_together(subject, pools)
+    return _Puzzle(subject, pools).look
 
 
 def shows_pages(subject: Any) -> bool:
@@ -43,19 +46,26 @@ def shows_queue(subject: Any) -> bool:
     return hasattr(subject, "snapshot") or hasattr(subject, "queued_pages")
 
 
-def _put_together(subject: Any, pools: dict[str, int]) -> Snapshot:
-    config: Configuration = subject.config
-    size = config.page_size
-    free: dict[str, Int64]
-    if shows_pages(subject):
-        free = _by_pool(subject, "free_pages", pools)
-    else:
-        free = {name: np.zeros(tokens // size, dtype=np.int64) for name, tokens in available(subject, pools).items()}
-    queued = _by_pool(subject, "queued_pages", pools) if hasattr(subject, "queued_pages") else {}
-    nothing = np.zeros(0, dtype=np.int64)
-    states = {name: PoolState(count, free[name], queued=queued.get(name, nothing)) for name, count in pools.items()}
-    maps = _ask(subject, "mapped") if hasattr(subject, "mapped") else {}
-    return slot_state(config, states, {name: np.asarray(pairs, dtype=np.int64) for name, pairs in maps.items()})
+class _Puzzle:
+    """The state of a subject that has no snapshot of its own. What it shows is looked up once, the call is frequent."""
+
+    def __init__(self, subject: Any, pools: dict[str, int]) -> None:
+        self.subject, self.pools = subject, pools
+        self.shows = {name for name in ("free_pages", "queued_pages", "mapped") if hasattr(subject, name)}
+
+    def look(self) -> Snapshot:
+        subject, pools = self.subject, self.pools
+        config: Configuration = subject.config
+        free: dict[str, Int64]
+        if "free_pages" in self.shows:
+            free = _by_pool(subject, "free_pages", pools)
+        else:
+            size = config.page_size
+            free = {name: np.zeros(n // size, dtype=np.int64) for name, n in available(subject, pools).items()}
+        queued = _by_pool(subject, "queued_pages", pools) if "queued_pages" in self.shows else {}
+        states = {name: PoolState(count, free[name], queued=queued.get(name, _NONE)) for name, count in pools.items()}
+        maps = _ask(subject, "mapped") if "mapped" in self.shows else {}
+        return slot_state(config, states, {name: np.asarray(pairs, dtype=np.int64) for name, pairs in maps.items()})
 
 
 def available(subject: Any, pools: Iterable[str]) -> dict[str, int]:
@@ -84,8 +94,7 @@ def _ask(subject: Any, method: str) -> Any:
 
 def slot_state(config: Configuration, pools: dict[str, PoolState], maps: dict[str, Int64]) -> Snapshot:
     """The snapshot of a slot allocator: no rows, no records; maps: name of the second pool -> slots, slots there."""
-    records, rows = np.zeros((len(FIELDS), 1), dtype=np.int64), np.zeros((1, 1), dtype=np.int32)
-    return Snapshot(config.page_size, config.context_len, pools, {}, (), records, rows, maps=maps)
+    return Snapshot(config.page_size, config.context_len, pools, {}, (), _NO_RECORDS, _NO_ROWS, maps=maps)
 
 
 def _by_pool(subject: Any, method: str, pools: dict[str, int]) -> dict[str, Int64]:
