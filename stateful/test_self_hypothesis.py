@@ -37,7 +37,8 @@ def test_what_fails_in_one_lane_is_tried_first_in_another(tmp_path: Path, monkey
     with pytest.raises(SkipTest, match="no test cases"):
         reuse_only(tmp_path / "empty")  # nothing is there, so nothing is tried
     asked = ("kvcore.stateful.test_machines::TestPaths", "--kv-subject", subject, "--kv-database", str(shared))
-    done = py_test(*asked, "--kv-device", "interpret", cwd=tmp_path)
+    # The profile quick draws four examples in this lane, in which the fault need not come up.
+    done = py_test(*asked, "--kv-device", "interpret", "--kv-profile", "ci", "--hypothesis-seed", "0", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     with pytest.raises(Broken) as caught:
         reuse_only(shared)

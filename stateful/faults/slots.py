@@ -42,7 +42,7 @@ class a_set_freed_in_pieces(KvcoreSlots):
                 self.allocator._push(part)
 
 
-@enter("none known", "KV-8")
+@enter("none known", "KV-8", "KV-5")
 class a_partial_last_page_not_freed(KvcoreSlots):
     """A segment's pages are counted by rounding its end down. The last page of every request that ends mid-page stays
     behind."""
