@@ -52,10 +52,11 @@ def succeed(*arguments: str, cwd: Path, **variables: str) -> str:
 
 def sources(pattern: str) -> set[str]:
     """The files of the package in the checkout, as the wheel should name them."""
-    found = {path.relative_to(ROOT) for path in (ROOT / "kvcore").glob(f"**/{pattern}")}
+    found = {path.relative_to(ROOT): path for path in (ROOT / "kvcore").glob(f"**/{pattern}")}
     for room in ROOMS:  # glob does not follow links on every Python version
-        found |= {Path("kvcore") / path.relative_to(ROOT) for path in (ROOT / room).glob(f"**/{pattern}")}
-    return {path.as_posix() for path in found}
+        found |= {Path("kvcore") / path.relative_to(ROOT): path for path in (ROOT / room).glob(f"**/{pattern}")}
+    # a script run without -B leaves a folder of byte code behind
+    return {name.as_posix() for name, path in found.items() if path.is_file()}
 
 
 @pytest.fixture(scope="module")
