@@ -20,8 +20,8 @@ EVERYTHING = Capabilities("slots", pools=("paged", "window", "hisparse"))
 """What kvcore's own allocator can be made with."""
 
 PAGE_SIZES = (1, 4, 2, 1, 4, 8, 1, 16, 4, 2, 64, 32, 128, 4, 1, 8)
-NUM_PAGES = (6, 9, 3, 12, 17, 24, 33, 64, 40, 48, 20, 8)
-MAX_REQUESTS = (4, 3, 5, 6, 18, 8, 4, 17, 2, 20, 12, 5, 7, 1, 6, 4)
+NUM_PAGES = (6, 9, 3, 12, 17, 24, 33, 64, 40, 48, 20, 8, 28, 40, 14, 48)
+MAX_REQUESTS = (4, 3, 5, 6, 18, 8, 4, 17, 2, 20, 12, 5, 7, 1, 6, 4, 5, 8, 17, 6, 12, 18, 4, 20)
 SPECULATION = (
     None,
     Speculation("eagle", steps=3, topk=1, draft_tokens=4),

@@ -63,9 +63,9 @@ class Profile:
             if reach.states[name] < max(self.floor // 10, 1):
                 promised = max(self.floor // 10, 1)
                 found.append(f"state '{name}' was reached {reach.states[name]} times, promised are {promised}")
-        if reach.states["three or more live"] * 2 < reach.steps:
-            share = reach.states["three or more live"] / max(reach.steps, 1)
-            found.append(f"three or more requests were live in {share:.0%} of the steps, promised is half")
+        busy = reach.states["three or more live"]
+        if busy * 2 < reach.steps:
+            found.append(f"three or more requests were live in {busy:,} of {reach.steps:,} steps, promised is half")
         return found
 
 
