@@ -19,7 +19,10 @@ from . import options
 from .options import DEVICES, PROFILES, Options
 
 DEFAULT = Options()
-BEFORE = pytest.StashKey[Options]()
+COUNTED = pytest.StashKey[bool]()
+
+BEFORE: list[Options] = []
+"""What held when each run of this process began that has not ended: a run within a run comes last."""
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -98,7 +101,8 @@ def pytest_configure(config: pytest.Config) -> None:
         try_reading(config.getoption("--kv-known-failures"))
     if config.getoption("--kv-database"):
         share_database(config.getoption("--kv-database"))
-    config.stash[BEFORE] = options.current
+    config.stash[COUNTED] = True
+    BEFORE.append(options.current)
     options.current = Options(
         subject=subject,
         device=device,
@@ -109,8 +113,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if BEFORE in config.stash:
-        options.current = config.stash[BEFORE]
+    """A run within a run gives the outer one its options back. The outermost leaves its own: a fuzzer has pytest
+    collect the tests and calls them when that run is over."""
+    if COUNTED in config.stash:
+        before = BEFORE.pop()
+        if BEFORE:
+            options.current = before
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -6,6 +6,8 @@ pytest --pyargs kvcore.stateful --kv-database /mnt/shared/kvcore --kv-device cud
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
@@ -59,3 +61,29 @@ def test_the_machines_are_what_a_fuzzer_collects() -> None:
         assert chosen.database == settings().database
         assert not chosen.derandomize or settings().derandomize
         assert Phase.generate in chosen.phases
+
+
+A_FUZZER = """
+import pytest
+from kvcore.stateful import options
+
+TESTS = ["--collect-only", "-q", "-p", "no:cacheprovider", "--pyargs", "kvcore.stateful.test_machines"]
+
+class Within:
+    def pytest_collection_finish(self):
+        assert not pytest.main([*TESTS, "--kv-subject", "kvcore"])
+        print("outer", options.current.subject)
+
+assert not pytest.main([*TESTS, "--kv-subject", "kvcore.stateful.faults:a_page_freed_twice"], plugins=[Within()])
+print("after", options.current.subject)
+"""
+
+
+def test_what_was_asked_for_holds_when_a_fuzzer_calls_the_tests_after_the_run_that_collected_them(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run([sys.executable, "-c", A_FUZZER], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = [line for line in done.stdout.splitlines() if line.startswith(("outer ", "after "))]
+    fault = "kvcore.stateful.faults:a_page_freed_twice"
+    assert told == [f"outer {fault}", f"after {fault}"]

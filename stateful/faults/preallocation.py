@@ -68,9 +68,7 @@ class the_tail_written_behind_the_hit(KvcoreEngine):
         def from_the_hit(manager: KVCacheManager, plan: Any) -> Any:
             hole = plan.start - manager.req_to_token_pool.records.protected[plan.rows]
             tail = None if plan.window_from is None else plan.window_from - int(hole[0])
-            return _take_slots(
-                manager, replace(plan, start=plan.start - hole, end=plan.end - hole, window_from=tail)
-            )
+            return _take_slots(manager, replace(plan, start=plan.start - hole, end=plan.end - hole, window_from=tail))
 
         with replaced(preallocation, "take_slots", from_the_hit):
             return super().prealloc(*call)
