@@ -133,7 +133,7 @@ PROFILES = {
         ),
     )
 }
-"""soak_steps is that of one level. quick takes under a minute on two cores, ci about 5 minutes, nightly about 30."""
+"""soak_steps is that of one level. On two cores quick takes 20 to 30 s, ci about 5 minutes, nightly 15 to 30."""
 
 SHARE = {"cpu": 1, "cuda": 4, "interpret": 10}
 """A lane's share of the CPU's operations, one in so many: a step costs about 1 ms on a GPU, 10 ms interpreted."""
