@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 from unittest import SkipTest
 
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -110,6 +110,7 @@ class Machine(RuleBasedStateMachine):
         runner = self.runner
         if self.findings is not None and self.findings.leaves_out(runner, operation):
             return
+        event(name)  # counted by --hypothesis-show-statistics
         self.done.append(operation)
         self._guard(runner.config, lambda: runner.step(operation))
 

@@ -6,6 +6,7 @@ pytest --pyargs kvcore.stateful --kv-database /mnt/shared/kvcore --kv-device cud
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,14 @@ def test_the_machines_are_what_a_fuzzer_collects() -> None:
         assert chosen.database == settings().database
         assert not chosen.derandomize or settings().derandomize
         assert Phase.generate in chosen.phases
+
+
+def test_the_statistics_show_in_how_many_sequences_each_operation_was_tried(tmp_path: Path) -> None:
+    done = py_test("kvcore.stateful.test_machines", "--hypothesis-show-statistics", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = {name: float(share) for share, name in re.findall(r"^ +\* ([\d.]+)%, (\w+)$", done.stdout, re.MULTILINE)}
+    assert {"extend", "decode", "release", "prealloc", "alloc_extend", "alloc_decode", "free"} <= shown.keys()
+    assert all(0 < share <= 100 for share in shown.values())
 
 
 A_FUZZER = """
